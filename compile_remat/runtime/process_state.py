@@ -10,12 +10,15 @@
     report._FOLDER                            folder of reports under `install`        by `uninstall()`
     inductor.install._replaced                what Inductor had before `install`       by `uninstall()`, which gives it back
     ranks.board._BOARDS                       what the ranks of a group said           goes with its process group
+    compilation.driver._REGIONS               number of the next region                no: numbers only tell regions apart
+    runtime.early_gradients._WAITING          calls that wait for their backward       weak keys: dropped with the call
     runtime.peak_monitor.PeakMonitor          forwards begun so far                    no: only differences count
     report._RECORDED, report._FIELDS          context variables                        end with their `with` block
     _torch.sizes._BOUND, peak_monitor._STEP   context variables                        end with their `with` block
     inductor.cpp_kernels.building._postponed  context variable                         ends with its `with` block
     inductor.light_code.reading._kernels      context variable                         is reset where it was set
     inductor.cpp_kernels.building._functions  kernels that were loaded, by their code  no: equal code is equal
+    inductor.cpp_kernels.unit.Unit.cache      the libraries that they are in           no: equal code is equal
     inductor.fusion_guard._orders             schedules of Inductor, weakly            go with their scheduler
 
 The table leaves out values that are computed once and never change: hash of the sources, names of settings and types, rules of

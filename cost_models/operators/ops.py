@@ -8,6 +8,7 @@ cheap: tens of microseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -195,15 +196,10 @@ def _dtype_of(value: Any) -> str:
     return ""
 
 
-_DTYPE_NAMES: dict[torch.dtype, str] = {}
-
-
+@cache
 def _dtype_name(dtype: torch.dtype) -> str:
-    name = _DTYPE_NAMES.get(dtype)
-    if name is None:
-        name = str(dtype).removeprefix("torch.")
-        name = _DTYPE_NAMES[dtype] = "float8" if name.startswith("float8") else name
-    return name
+    name = str(dtype).removeprefix("torch.")
+    return "float8" if name.startswith("float8") else name
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

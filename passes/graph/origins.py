@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -12,7 +13,7 @@ from torch import fx
 from compile_remat._torch import joint_graph, sizes
 from compile_remat.passes.problem.problem import Origin
 
-NO_REGIONS: Mapping[int | None, int] = {}
+NO_REGIONS: Mapping[int | None, int] = MappingProxyType({})
 
 TEXTS = 4096
 """Cache size for parsed paths and stack traces: nodes of one layer share them, and so do the problems of one graph."""
