@@ -191,7 +191,7 @@ def test_the_promise_at_toy_size(
     assert [row["setting"] for row in rows] == ["default", "0.01", "0", "0.8", "min"]
     assert rows[-1]["scheduled_peak_bytes"] > 0
     printed = capsys.readouterr().out
-    assert "error of the prediction: median" in printed and "chain256+" in printed and "of torch's lowest" in printed
+    assert "error of the prediction: median" in printed and "chain256+" in printed and "min / torch's lowest" in printed
     promise.main(["--show", str(out), "--show", str(out), "--json", str(rivals)])
     (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("chain256+")]
     assert f"{rows[3]['peak_bytes'] / 2**20:.1f}" in line.split()
