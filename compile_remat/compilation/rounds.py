@@ -36,7 +36,8 @@ SAME = 0.001
 """Relative difference up to which the peak of a plan's code counts as the peak observed of its lowered graphs."""
 
 AS_PROMISED = 0.005
-"""A plan whose observed peak is above its planned peak by at most this share is as low as the planner can make it."""
+"""A plan whose observed peak is above its planned peak by at most this share is as low as the planner can make it, and a plan that
+lowers the observed peak by less is not worth a round."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Rounds:
         assert report.plan is not None
         is_above = run.peak_bytes > report.plan.peak_bytes * (1 + AS_PROMISED)
         is_new = len(self.seen) < LOWERED_FOR_LOWEST and self._assume(report, run)
-        if is_new and (is_above or self._spares(before.assumed)) and self._promises_less(report, is_above):
+        if is_new and (is_above or self._spares(before.assumed)) and self._promises_less(report):
             raise PlanRefused
         self.partitioner, lowest = before, self._lowest()
         if lowest.report is not report:
@@ -151,12 +152,8 @@ class Rounds:
         added = {*now.stored, *now.stored_again} - {*before.stored, *before.stored_again}
         return not all(is_stored for _, is_stored in added)
 
-    def _promises_less(self, report: Report, is_above: bool) -> bool:
-        """Returns whether the planner now finds a plan that was not lowered yet and that may be the lowest.
-
-        Args:
-            is_above: True if the last plan needed more than planned: then the next plan may need less than planned.
-        """
+    def _promises_less(self, report: Report) -> bool:
+        """Returns whether the planner now finds a plan that was not lowered yet and is clearly below the lowest observed plan."""
         assert report.plan is not None and isinstance(report.plan.pictures, PlanPictures)
         problem = report.plan.pictures.problem.with_facts(self.partitioner.assumed)
         planner = self.searches.planner(problem, self.partitioner.settings.time_limit)
@@ -165,7 +162,7 @@ class Rounds:
         if any((plan.saved, plan.again, plan.written) == (each.saved, each.again, each.written) for each in known):
             return False
         fits = report.budget_bytes is not None and plan.peak_bytes <= report.budget_bytes < seen_bytes
-        return fits or plan.peak_bytes < seen_bytes * (1 + AS_PROMISED * (1 if is_above else -1))
+        return fits or plan.peak_bytes < seen_bytes * (1 - AS_PROMISED)
 
     def _judge_large(self, report: Report, run: RegionRun) -> None:
         """Plan again after a plan that is too large: first on the observed facts, in the end for fewer bytes."""
