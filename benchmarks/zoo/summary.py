@@ -71,16 +71,17 @@ def cells(row: ZooRow, plain: ZooRow | None, remark: str) -> list[str]:
 
 
 def model_table(rows: Sequence[ZooRow]) -> tuple[Sequence[str], list[list[str]]]:
-    """Titles, and a line for each model: predicted > emitted peak under each setting."""
+    """Titles, and a line for each model and dtype: predicted > emitted peak under each setting."""
     settings = ("max", "0.6", "0.4", "min")
     lines = []
-    for name in dict.fromkeys(row.model for row in rows):
-        mine = {row.setting: row for row in rows if row.model == name}
+    for name, dtype in dict.fromkeys((row.model, row.dtype) for row in rows):
+        mine = {row.setting: row for row in rows if (row.model, row.dtype) == (name, dtype)}
         errors = [row.error for row in mine.values() if row.error is not None]
         plain, any_row = mine.get(PLAIN), next(iter(mine.values()))
         figures = [_peaks_text(mine.get(setting)) for setting in settings]
         worst = f"{max(errors, key=abs):+.2%}" if errors else "-"
-        lines.append([name, any_row.library, mib(plain.peak_bytes if plain else None), *figures, worst])
+        written = name if dtype == "float32" else f"{name}, {dtype}"
+        lines.append([written, any_row.library, mib(plain.peak_bytes if plain else None), *figures, worst])
     return ("model", "library", "plain", *settings, "worst"), lines
 
 

@@ -389,3 +389,9 @@ def test_the_page_has_the_zoo() -> None:
         (titles, cells), *_ = section.tables([asdict(row) for row in rows()])
         assert titles[0] == "model" and [row[0] for row in cells] == ["bert", "t5"]
         assert "rows that miss: 1" in section.summary([asdict(row) for row in rows()])
+
+
+def test_each_dtype_has_a_line_of_its_own() -> None:
+    low = replace(ROW, dtype="bfloat16", predicted_bytes=(MIB // 2,), emitted_bytes=(MIB // 2,))
+    _, lines = summary.model_table([ROW, low])
+    assert [(line[0], line[-2]) for line in lines] == [("bert", "1.0 > 1.0"), ("bert, bfloat16", "0.5 > 0.5")]
