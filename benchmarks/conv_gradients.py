@@ -35,8 +35,8 @@ from benchmarks.common.compile_caches import without_graph_caches
 from benchmarks.common.torch_budget import torch_activation_budget
 from benchmarks.models import normed
 from compile_remat.backend import remat
+from compile_remat.partitioning import partitioner
 from compile_remat.passes.graph import normalise
-from compile_remat.planning import partitioner
 
 SEEDS = 5
 MEDIAN_LIMIT, WORST_LIMIT = 1.5, 3.0

@@ -41,11 +41,12 @@ from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat.config import RematConfig
 from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.partitioning import joint_split
+from compile_remat.partitioning.joint_split import split
 from compile_remat.passes import Planner, Problem, ProblemBuilder, frontier
 from compile_remat.passes.graph import build
-from compile_remat.planning import joint_planning, joint_split
+from compile_remat.planning import joint_planning
 from compile_remat.planning.joint_planning import plan_joint
-from compile_remat.planning.joint_split import split
 from compile_remat.planning.plain_peaks import forget_plain_peaks
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import settings_for

@@ -27,8 +27,8 @@ from compile_remat import (
     uninstall,
 )
 from compile_remat._util.units import format_bytes
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Plan
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.report import record
 
 

@@ -25,8 +25,9 @@ from compile_remat.compilation import driver
 from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
-from compile_remat.planning import partitioner, searches
-from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.partitioning import partitioner
+from compile_remat.partitioning.partitioner import RematPartitioner
+from compile_remat.planning import searches
 from compile_remat.planning.settings import Settings
 from tests.correctness.harness import attention_dtype
 

@@ -20,8 +20,9 @@ import compile_remat
 from compile_remat.backend import remat
 from compile_remat.errors import ConfigError, DeviceError, PlanMismatchError, PlannerWarning
 from compile_remat.inductor.entry import CustomPartitionerFn
+from compile_remat.partitioning import joint_split
 from compile_remat.passes import Status
-from compile_remat.planning import joint_planning, joint_split, settings
+from compile_remat.planning import joint_planning, settings
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from compile_remat.compilation import report_cache
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.compilation.rounds import Rounds
-from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.planning.request import FitBelow
 from compile_remat.report import Report
 from compile_remat.runtime.process_state import clear_process_state

@@ -204,7 +204,7 @@ def _gradients_inside(x: Tensor) -> Tensor:
 
 
 def test_gradients_inside_of_a_graph_without_a_plan_are_a_warning_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compile_remat.planning.inner_planning.as_joint", lambda *args: None)
+    monkeypatch.setattr("compile_remat.partitioning.inner_planning.as_joint", lambda *args: None)
     x = torch.ones(512, 512)
     with pytest.warns(PlannerWarning, match=r"memory_budget = 1MiB does not hold .*torch\.func\.grad"):
         torch.testing.assert_close(compiled(_gradients_inside, "1MiB")(x), _gradients_inside(x))

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return summary.show(arguments.show)
     if arguments.compare:
         return summary.compare(*arguments.compare)
-    from compile_remat.planning.partitioner import sources_hash
+    from compile_remat.partitioning.partitioner import sources_hash
 
     head = {**harness.header("cpu"), "threads": THREADS}
     harness.print_header(head)

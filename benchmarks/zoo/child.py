@@ -105,7 +105,7 @@ def advised(case: Case, graphs: list[GraphCode]) -> dict[str, Any]:
 @contextmanager
 def timed() -> Iterator[dict[str, float]]:
     """Fields of the seconds that the body takes, complete at its end."""
-    from compile_remat.planning import partitioner
+    from compile_remat.partitioning import partitioner
 
     planning = {name: (partitioner, name) for name in ("split", "with_copies_in_backward")}
     found: dict[str, float] = {}

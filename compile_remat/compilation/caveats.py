@@ -19,9 +19,9 @@ from compile_remat.inductor.unplanned_graphs import (
     uncompiled_code,
     unmodelled_options,
 )
+from compile_remat.partitioning.joint_split import PlannerFailed, warn_of_fallback
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import backward_calls
-from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.report import Report, record
 
 UNFUSED = (

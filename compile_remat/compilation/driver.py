@@ -45,9 +45,9 @@ from compile_remat.inductor.entry import (
 from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Assumptions, PlainFacts, Status
 from compile_remat.planning.deadline import DeadlineReached
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import FitBelow, Resume, target_bytes_of
 from compile_remat.report import Report, record, recording, write
 from compile_remat.verify.first_step import compile_checked

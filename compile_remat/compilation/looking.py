@@ -17,9 +17,9 @@ from compile_remat.config import RematConfig
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import PlainFacts
 from compile_remat.planning.joint_planning import Planned
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import Settings, priced, settings_for, sizes_of
 from compile_remat.planning.slices.sliced_planning import plan_with_slices
 

@@ -12,7 +12,7 @@ from compile_remat._torch.dynamo.retrace import guards_hold, inputs_at
 from compile_remat._torch.tensor_arguments import guards_of, scalars_as_numbers, traced_inputs
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
-from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.report import Report, record, recording, retire
 
 

@@ -13,7 +13,7 @@ from compile_remat.compilation.recompile import Recompiler
 from compile_remat.config import RematConfig
 from compile_remat.device import free_memory
 from compile_remat.errors import BudgetError
-from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import FitBelow, Request
 from compile_remat.planning.settings import positions_of, sizes_of, with_plain_bytes

@@ -15,8 +15,8 @@ from compile_remat.compilation.feedback import bytes_to_plan_for, check_floor, i
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Assumptions, Plan, PlanPictures, Status, assumptions_after, largest_at_peak
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import LOWEST, Fit, FitBelow
 from compile_remat.planning.searches import Searches
 from compile_remat.report import Report

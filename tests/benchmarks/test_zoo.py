@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert command.main([*arguments, "--setting", "min", "--setting", "0.4", "--fresh"]) == 0
     assert [(row.model, row.setting) for row in made] == [("bert", "0.4"), ("t5", "0.4")]
     del made[:]
-    monkeypatch.setattr("compile_remat.planning.partitioner.sources_hash", lambda: "others")
+    monkeypatch.setattr("compile_remat.partitioning.partitioner.sources_hash", lambda: "others")
     assert command.main([*arguments, "--setting", "min"]) == 0 and made == []
     assert command.main([*arguments, "--setting", "min", "--fresh"]) == 0
     assert [(row.model, row.setting, row.sources) for row in made] == [

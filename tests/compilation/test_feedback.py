@@ -25,8 +25,8 @@ from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import entry
 from compile_remat.inductor.light_code import reading
 from compile_remat.inductor.observe import Emitted
+from compile_remat.partitioning import partitioner
 from compile_remat.passes import GraphFacts
-from compile_remat.planning import partitioner
 from compile_remat.planning.request import FitBelow
 from compile_remat.planning.settings import Settings
 from compile_remat.report import Report

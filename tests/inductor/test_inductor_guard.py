@@ -17,9 +17,9 @@ from compile_remat.config import RematConfig
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.entry import compile_with_partitioner
 from compile_remat.inductor.fusion_guard import GuardedChoices
+from compile_remat.partitioning import partitioner
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
-from compile_remat.planning import partitioner
-from compile_remat.planning.partitioner import RematPartitioner
 
 READERS = 12
 MIB = 1 << 20

@@ -239,7 +239,7 @@ def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkey
         seen.append(request)
         return plan_with_slices(joint, settings, request, **keywords)
 
-    monkeypatch.setattr("compile_remat.planning.joint_split.plan_with_slices", planned)
+    monkeypatch.setattr("compile_remat.partitioning.joint_split.plan_with_slices", planned)
     for options, fresh in (
         ({}, [True, False]),
         ({"compiler": "eager"}, [True]),

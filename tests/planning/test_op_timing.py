@@ -14,8 +14,8 @@ from compile_remat.config import RematConfig
 from compile_remat.cost_models import Times, load_device
 from compile_remat.cost_models.timing import replay
 from compile_remat.errors import ConfigError, PlannerWarning
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.planning import op_timing
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import Settings
 
 CPU = torch.device("cpu")

@@ -21,11 +21,11 @@ from compile_remat.api import look
 from compile_remat.backend import remat
 from compile_remat.config import RematConfig
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, SettingWarning, TagConflictError
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Planner, Status
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 from compile_remat.planning import plain_peaks
 from compile_remat.planning.joint_planning import Planned
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import settings_for
 from compile_remat.runtime.process_state import clear_process_state
 from tests.planning.test_joint_planning import Traced, gradients

@@ -20,8 +20,9 @@ from compile_remat._torch.ranks.groups import communicates
 from compile_remat.device import free_memory
 from compile_remat.device.measure import recorded
 from compile_remat.errors import BudgetError, RankError
-from compile_remat.planning import partitioner, settings
-from compile_remat.planning.joint_split import split
+from compile_remat.partitioning import partitioner
+from compile_remat.partitioning.joint_split import split
+from compile_remat.planning import settings
 from compile_remat.ranks import board as board_module
 from compile_remat.ranks.wrappers import Held, held_by, held_by_running
 from compile_remat.runtime.oom_recovery import OomRecovery

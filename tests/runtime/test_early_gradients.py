@@ -744,7 +744,7 @@ def test_install_says_that_gradients_leave_at_the_end() -> None:
 
 
 def test_the_setting_is_part_of_the_cache_key() -> None:
-    from compile_remat.planning.partitioner import RematPartitioner
+    from compile_remat.partitioning.partitioner import RematPartitioner
     from compile_remat.planning.settings import settings_for
 
     settings = settings_for(compile_remat.RematConfig(), [])

@@ -25,8 +25,8 @@ from compile_remat.config import RematConfig
 from compile_remat.device import free_memory
 from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.planning import joint_planning
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.verify import side_runs
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
 

@@ -19,10 +19,10 @@ from compile_remat._torch import joint_graph
 from compile_remat._torch.version import torch_version
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import UnitCost, load_device
+from compile_remat.partitioning.joint_split import split_without_planner
 from compile_remat.passes import build_problem
 from compile_remat.passes.graph.pins import must_be_saved
 from compile_remat.passes.problem.problem import SAVE
-from compile_remat.planning.joint_split import split_without_planner
 from compile_remat.planning.settings import Settings
 
 SETTINGS = Settings(MemoryBudget("max"), load_device("cpu"))

@@ -24,8 +24,8 @@ from compile_remat import (
 )
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
+from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Status
-from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import Settings
 from compile_remat.runtime.process_state import clear_process_state
 

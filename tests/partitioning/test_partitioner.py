@@ -12,9 +12,9 @@ import torch
 
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import OpKind, Times, load_device
+from compile_remat.partitioning.partitioner import RematPartitioner, hash_of_sources, identity_text
 from compile_remat.passes import Assumptions, Planner
 from compile_remat.planning import plain_peaks
-from compile_remat.planning.partitioner import RematPartitioner, hash_of_sources, identity_text
 from compile_remat.planning.request import ChosenPlan, Fit, FitBelow, Replay, Request, Resume, SharedOption
 from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings

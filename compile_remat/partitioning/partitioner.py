@@ -19,6 +19,8 @@ from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.size_range import Sizes
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
+from compile_remat.partitioning.inner_planning import with_copies_in_backward
+from compile_remat.partitioning.joint_split import split, split_without_planner
 from compile_remat.passes import (
     NOTHING_ASSUMED,
     Assumptions,
@@ -26,8 +28,6 @@ from compile_remat.passes import (
     lay_gradients_out_once,
     unroll_sliced_calls,
 )
-from compile_remat.planning.inner_planning import with_copies_in_backward
-from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings, with_plain_bytes

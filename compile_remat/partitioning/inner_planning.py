@@ -9,6 +9,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.errors import BudgetError, RematError
+from compile_remat.partitioning.joint_split import PlannerFailed, record_planned
 from compile_remat.passes import (
     InnerBackward,
     PlainFacts,
@@ -26,7 +27,6 @@ from compile_remat.passes import (
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
-from compile_remat.planning.joint_split import PlannerFailed, record_planned
 from compile_remat.planning.request import Fit, FitBelow, Request
 from compile_remat.planning.settings import Settings
 
