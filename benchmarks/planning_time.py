@@ -45,8 +45,9 @@ from compile_remat.partitioning import joint_split
 from compile_remat.partitioning.joint_split import split
 from compile_remat.passes import Planner, Problem, ProblemBuilder, frontier
 from compile_remat.passes.graph import build
-from compile_remat.planning import joint_planning
-from compile_remat.planning.joint_planning import plan_joint
+from compile_remat.planning import joint_planning, joint_problem
+from compile_remat.planning.joint_problem import JointModule
+from compile_remat.planning.pipeline import plan_graph
 from compile_remat.planning.plain_peaks import forget_plain_peaks
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import settings_for
@@ -58,10 +59,10 @@ PREPARING, CHOOSING, EXTRACTING = "torch's steps before", "torch's choice", "ext
 TORCHS_OWN = (PREPARING, CHOOSING, EXTRACTING)
 """Phases that consist of functions of torch's partitioner."""
 PHASES: dict[str, tuple[Any, str]] = {
-    PREPARING: (joint_planning, "as_in_torch"),
-    CHOOSING: (joint_graph, "plain_choice"),
-    "plain's peak": (joint_planning, "plain_option"),
-    "rewrites": (joint_planning, "rewritten"),
+    PREPARING: (joint_problem, "as_in_torch"),
+    CHOOSING: (joint_graph, "torch_choices"),
+    "plain's peak": (joint_problem, "plain_option"),
+    "rewrites": (joint_problem, "rewritten"),
     "reading nodes": (build, "_read"),
     "building problems": (ProblemBuilder, "build"),
     SEARCH: (joint_planning, "_chosen"),
@@ -165,7 +166,7 @@ def _timed(
             if turn:
                 seconds.append(taken_s)
     phases_s = _phases_s(joint, makers[1], arguments.repeats) if arguments.phases else {}
-    planned = plan_joint(copy.deepcopy(joint), at_min, Fit(), **keywords)
+    planned = plan_graph(JointModule(copy.deepcopy(joint), **keywords), at_min, Fit())
     assert planned is not None
     problem = planned.problem
     with collector_paused():

@@ -20,12 +20,15 @@ from torch import fx
 
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.version import version_problem
+from compile_remat._util.log_output import show_from
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat._util.size_range import SizeRange as SizeRange
+from compile_remat.budget import MemoryBudget
 from compile_remat.compilation.caveats import planned_inside
 from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
 from compile_remat.compilation.looking import look_at_graph
 from compile_remat.config import RematConfig as RematConfig
+from compile_remat.doors import warn_of_settings_left_aside
 from compile_remat.errors import (
     BudgetError as BudgetError,
     CheckError as CheckError,
@@ -94,7 +97,7 @@ def look(
     Raises:
         RematError: A setting is invalid, torch's version is not supported, or planning failed.
     """
-    config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
+    config = _config(settings)
     if problem := version_problem():
         raise RematError(f"{problem}: nothing can be planned with this torch.")
     seen: list[Planned] = []
@@ -128,6 +131,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     Raises:
         RematError: A setting is invalid, or the call has no graph that needs a gradient.
     """
+    warn_of_settings_left_aside("explain", settings)
     try:
         return _first(look(model, inputs, observes=True, **settings)).report
     except BudgetError as error:
@@ -149,6 +153,7 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
     """
     if isinstance(model, str):
         return _plan_by_name(model, settings)
+    warn_of_settings_left_aside("plan", settings)
     return _first(look(model, inputs, observes=True, **settings)).plan
 
 
@@ -166,10 +171,12 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     """
     from compile_remat.forecast.forecasting import forecast
 
+    warn_of_settings_left_aside("largest_batch", settings)
     builder, target = _on_device(model, settings)
     if "batch" not in builder.sizes():
         raise ConfigError(f"batch: the builder {builder.name} takes none.")
-    found = forecast(builder, replace(target, estimate=True), needs_max_batch=True).largest
+    target = replace(target, estimate=True, budget=MemoryBudget("auto"), slices="off")
+    found = forecast(builder, target, needs_max_batch=True).largest
     if found is None:
         raise ConfigError(f"device = {target.device!r}: its capacity is not known; set capacity.")
     return found
@@ -209,13 +216,16 @@ def plan_rank(
     from compile_remat.forecast.mesh.layout import MeshLayout
     from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 
+    warn_of_settings_left_aside("plan_rank", settings)
     layout = MeshLayout.parse(mesh, shard, reshard_after_forward, node_size, param_dtype, reduce_dtype)
-    return forecast_rank(*_on_device(model, settings), layout, network)
+    builder, target = _on_device(model, settings)
+    return forecast_rank(builder, replace(target, gradients="end", slices="off"), layout, network)
 
 
 def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
     from compile_remat.forecast.forecasting import forecast
 
+    warn_of_settings_left_aside("plan by name", settings)
     return forecast(*_on_device(name, settings), with_max_batch=False).plan
 
 
@@ -226,7 +236,7 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
     sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
     estimate = bool(settings.pop("estimate", False))
     builder = Builder(model, **sizes)
-    config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
+    config = _config(settings)
     if config.device == "detect":
         raise ConfigError(f"device: a plan for {builder.name} needs the name of a device, or a JSON file.")
     return builder, Target(
@@ -252,11 +262,21 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
     Args:
         points: Number of budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
+    warn_of_settings_left_aside("pareto", settings)
     work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
-    planned = _first(look(model, inputs, for_budgets=True, **{**settings, "memory_budget": "max"}))
+    whole = {"memory_budget": "max", "slices": "off", "plan_dir": "none"}
+    planned = _first(look(model, inputs, for_budgets=True, **{**settings, **whole}))
     plans = frontier(Planner(planned.problem, work_seconds), points)
     chosen = planned.plan
     return [replace(found, pictures=chosen.pictures, plain_time_ns=chosen.plain_time_ns) for found in plans]
+
+
+def _config(settings: dict[str, Any]) -> RematConfig:
+    """Returns the parsed settings, and shows messages from the level that the setting `log` asks for."""
+    config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
+    if config.log is not None:
+        show_from(config.log)
+    return config
 
 
 def _first(seen: Sequence[Planned]) -> Planned:
@@ -287,7 +307,8 @@ def install(**settings: Any) -> None:
     Raises:
         RematError: A setting is invalid.
     """
-    config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
+    warn_of_settings_left_aside("install", settings)
+    config = _config(settings)
     if problem := version_problem():
         warnings.warn(f"{problem}: Inductor is left as it is and no memory budget holds", PlannerWarning, stacklevel=2)
         return

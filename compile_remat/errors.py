@@ -58,7 +58,7 @@ class PlannerWarning(UserWarning):
 
 
 class SettingWarning(UserWarning):
-    """Two settings contradict each other; the text names the one that holds."""
+    """Two settings contradict each other, and the text names the one that holds; or a setting does nothing where it was given."""
 
 
 class BudgetError(RematError):

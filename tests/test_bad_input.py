@@ -22,7 +22,7 @@ from compile_remat.errors import ConfigError, DeviceError, PlanMismatchError, Pl
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.partitioning import joint_split
 from compile_remat.passes import Status
-from compile_remat.planning import joint_planning, settings
+from compile_remat.planning import joint_planning, joint_problem, settings
 
 MIB = 1 << 20
 
@@ -308,7 +308,7 @@ class FailingCost:
 
 SEAMS = {
     "cost model": (settings, "make_cost_model", lambda *args, **kwargs: FailingCost()),
-    "problem": (joint_planning.ProblemBuilder, "build", broken),
+    "problem": (joint_problem.ProblemBuilder, "build", broken),
     "search": (joint_planning.Planner, "lowest", broken),
     "extraction": (joint_split, "extract", broken),
     "device": (settings, "detect", broken),

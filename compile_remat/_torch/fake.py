@@ -51,12 +51,26 @@ class NumbersAreZero(TorchDispatchMode):
 def say_device(module: fx.GraphModule, device: torch.device) -> None:
     """Let every fake tensor in the ``meta["val"]`` of a graph's nodes claim to be on `device`.
 
-    Only for reading: an operator on a fake CUDA tensor ends the process if torch was built without CUDA.
+    Graphs of submodules follow.  Only for reading: an operator on a fake CUDA tensor ends the process if torch has no CUDA.
     """
-    for node in module.graph.nodes:
+    graphs = [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
         for value in _flat(node.meta.get("val")):
             if isinstance(value, FakeTensor):
                 value.fake_device = device
+
+
+def copied_value(value: Any) -> Any:
+    """Returns the fake tensor of a copy, on the device that `value` claims to be on; no operator runs on that device."""
+    device = value.fake_device
+    try:
+        value.fake_device = torch.device("cpu")
+        with value.fake_mode:
+            copied = value.clone()
+    finally:
+        value.fake_device = device
+    copied.fake_device = device
+    return copied
 
 
 def _flat(value: object) -> Iterator[object]:

@@ -38,6 +38,8 @@ def check_mesh_arguments(arguments: argparse.Namespace) -> None:
         ConfigError: There is such a flag.
     """
     is_mesh = arguments.mesh is not None
+    if is_mesh and arguments.gradients == "early":
+        raise ConfigError("--gradients early does not go with --mesh.")
     for name in _ONE_RANK_ONLY if is_mesh else _MESH_ONLY:
         if getattr(arguments, name) not in (None, False):
             wants = "does not go with --mesh" if is_mesh else "needs --mesh, as in --mesh dp=8"

@@ -20,8 +20,9 @@ from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import PlainFacts
 from compile_remat.planning.joint_planning import Planned
+from compile_remat.planning.joint_problem import JointModule, PlanContext
+from compile_remat.planning.pipeline import plan_graph
 from compile_remat.planning.settings import Settings, priced, settings_for, sizes_of
-from compile_remat.planning.slices.sliced_planning import plan_with_slices
 
 
 def look_at_graph(
@@ -74,20 +75,13 @@ def planned_graph(
     if observes:
         rounds = Compilation(copied_graph(gm), example_inputs, config, options, plain=plain).lowered(first)
     taken = rounds.partitioner
+    context = PlanContext(
+        with_plain=True, for_budgets=for_budgets, early=early, assumed=taken.assumed, searches=taken.searches
+    )
     planned = look_at_joint_graph(
         gm,
         example_inputs,
-        lambda joint, keywords: plan_with_slices(
-            joint,
-            settings,
-            taken.request,
-            with_plain=True,
-            for_budgets=for_budgets,
-            early=early,
-            assumed=taken.assumed,
-            searches=taken.searches,
-            **keywords,
-        ),
+        lambda joint, keywords: plan_graph(JointModule(joint, **keywords), settings, taken.request, context),
         dict(options),
     )
     if planned is None:

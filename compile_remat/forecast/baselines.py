@@ -18,12 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import fx
 
-from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, op_kind
-from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import trace
-from compile_remat.forecast.target_step import Ready, Target, ready_on
 from compile_remat.passes import Bools, Plan, Planner, Problem
+from compile_remat.planning.joint_problem import PreparedGraph
 
 TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
 """Budgets of torch's chooser; the first one is its default."""
@@ -122,17 +119,16 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
     return found
 
 
-def chosen_by_torch(joint: joint_graph.Joint, budgets: Sequence[float] = TORCH_BUDGETS) -> dict[str, list[fx.Node]]:
-    """Returns the nodes that torch's chooser saves at each budget, by name.  Tensors must be on a CPU, since operators run."""
+def saved_by_torch(prepared: PreparedGraph, budgets: Sequence[float] = TORCH_BUDGETS) -> dict[str, Bools]:
+    """Returns the saved sets of torch's chooser, by name.
+
+    Args:
+        prepared: A graph in whose context `budgets` were the `torch_budgets`.
+    """
     names = [DEFAULT if b == 1 else f"torch's chooser, budget {b:g}" for b in budgets]
-    return dict(zip(names, joint_graph.torch_choices(joint, budgets), strict=True))
-
-
-def ready_with_torch(builder: Builder, target: Target) -> Ready:
-    """Trace a step and make it ready for planning; torch's own saved set is recorded, and is no candidate for a plan."""
-    traced = trace(builder, target.figures())
-    torch_sets = chosen_by_torch(traced.joint, (1.0,))
-    return ready_on(traced, target, torch_sets)
+    problem, builder = prepared.problem, prepared.builder
+    found = (builder.saved_by(nodes, problem) for nodes in prepared.torch_sets)
+    return {name: mask_of(problem, indices) for name, indices in zip(names, found, strict=True)}
 
 
 def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:

@@ -9,21 +9,16 @@ from typing import Any
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.progress import Advance
-from compile_remat.forecast.baselines import chosen_by_torch
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, kind_of, trace
-from compile_remat.forecast.forecasting import effective_budget_of
+from compile_remat.forecast.forecasting import effective_budget_of, estimated_plan
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.target_step import Target, beside_graph, largest_gradient_bytes, ready_on, step_on
-from compile_remat.passes import Plan, plain_time_ns
-from compile_remat.planning.plan_policy import choose
+from compile_remat.passes import Plan
 
 BY_RULES = "a table of devices lowers no graphs; one --device does"
 """The reason why plans in a table of devices are estimates."""
-
-TorchSets = dict[str, list[Any]]
-"""Nodes of a step that torch saves, by the name of the baseline; see `chosen_by_torch`."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +93,13 @@ def compare_devices(
     Raises:
         RematError: A setting is invalid, or the model cannot be traced.
     """
-    asked = builder.sizes().get("batch")
-    traces: dict[tuple[object, int | None, str], tuple[Traced, TorchSets]] = {}
+    traces: dict[tuple[object, int | None], Traced] = {}
 
-    def traced_at(batch: int | None, target: Target) -> tuple[Traced, TorchSets]:
-        key = kind_of(target.figures()), batch, target.inputs
+    def traced_at(batch: int | None, target: Target) -> Traced:
+        key = kind_of(target.figures()), batch
         if key not in traces:
             advance(f"tracing {builder.name}" + ("" if batch is None else f" at batch {batch}"))
-            traced = trace(replace(builder, batch=batch), target.figures())
-            torch_sets = chosen_by_torch(traced.joint, (1.0,)) if batch in (None, asked) else {}
-            traces[key] = traced.cut_off(target.inputs), torch_sets
+            traces[key] = trace(replace(builder, batch=batch), target.figures())
         return traces[key]
 
     for target in targets:
@@ -122,20 +114,20 @@ def compare_devices(
 def _row(
     builder: Builder,
     target: Target,
-    traced_at: Callable[[int | None, Target], tuple[Traced, TorchSets]],
+    traced_at: Callable[[int | None, Target], Traced],
 ) -> DeviceRow:
     def step_at(b: int | None) -> TracedStep:
-        return step_on(traced_at(b, target)[0], target)
+        return step_on(traced_at(b, target), target)
 
     sizes, limit_bytes = builder.sizes(), target.limit_bytes
     batch = sizes.get("batch")
-    traced, torch_sets = traced_at(batch, target)
+    traced = traced_at(batch, target)
     largest_bytes = largest_gradient_bytes(traced)
     beside = beside_graph(target, traced.parameter_bytes, traced.trainable_bytes, largest_bytes)
-    own = ready_on(traced, target, torch_sets)
+    effective = effective_budget_of(target, limit_bytes, beside.fixed_bytes + traced.input_bytes)
+    own = ready_on(traced, target)
     step, planner = own.step, own.planner
-    plan = choose(planner, effective_budget_of(target, limit_bytes, beside.fixed_bytes + traced.input_bytes)).plan
-    plan = replace(plan, plain_time_ns=plain_time_ns(own.with_torch))
+    plan = estimated_plan(traced, target, effective).plan
     largest = nothing_fits(beside, limit_bytes)
     if largest is None and batch is not None and limit_bytes is not None:
         largest = found_or_why(

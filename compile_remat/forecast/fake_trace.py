@@ -1,22 +1,21 @@
 """The joint graph of a model's training step on a device that need not be present: traced without data on a CPU.
 
 Dynamo, AOTAutograd and Inductor's passes on the joint graph run as they do for training.  Attention is replaced by the operators of
-the device.  Then every tensor of the graph claims to be on the device, so that no rule for a CPU (layouts and workspaces of
-convolutions, costs of masks) enters the plan.
+the device.  While the graph is planned, every tensor claims to be on the device, so that no rule for a CPU (layouts and workspaces
+of convolutions, costs of masks) enters the plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
 
-from compile_remat._torch import joint_graph
 from compile_remat._torch.cuda_sdpa import replace_cpu_attention, use_cuda_attention
-from compile_remat._torch.fake import NumbersAreZero, fake_tensors, say_device
+from compile_remat._torch.fake import NumbersAreZero, fake_tensors
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.operators import tree_leaves
 from compile_remat._torch.version import version_problem
@@ -25,10 +24,7 @@ from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
-from compile_remat.passes import add_snapshots, as_in_torch, readable_inputs, rewritten
-
-Seen = tuple[fx.GraphModule, dict[str, Any]]
-"""A joint graph, and the keyword arguments that a partitioner gets with it."""
+from compile_remat.planning.joint_problem import JointModule
 
 
 @dataclass(frozen=True)
@@ -36,61 +32,42 @@ class Traced:
     """A training step, traced.
 
     Attributes:
-        joint: Its joint graph, rewritten; its convolutions are not split yet.  Tensors are on a CPU until `place`.
+        name: The builder's name.
+        given: Its joint graph as a partitioner would get it, with the device's attention.  Planning rewrites a copy (`copied`).
         parameter_bytes: Bytes of parameters and buffers.
         trainable_bytes: Bytes of the parameters that need a gradient; their gradients have as many.
         input_bytes: Bytes of the model's inputs.
         times_ns: Names and times of nodes that the cost model does not price: collectives.
-        whole: Its joint graph as a partitioner would get it, kept if rows of the graph are to be computed in slices.
     """
 
-    joint: joint_graph.Joint
+    name: str
+    given: JointModule
     parameter_bytes: int
     trainable_bytes: int
     input_bytes: int
     times_ns: tuple[tuple[str, int], ...] = ()
-    whole: Seen | None = None
 
-    def place(self, device: Device) -> None:
-        """Mark all tensors as being on `device`; afterwards no operator may run on them."""
-        if device.name == "cpu":
-            return
-        for module in self.joint.module.modules():  # graphs of slices, too
-            if isinstance(module, fx.GraphModule):
-                say_device(module, torch.device("cuda", 0))
-
-    def cut_off(self, inputs: str) -> Traced:
-        """Returns the step with a backward that reads only inputs that the setting `inputs` allows; rewrites the graph in place.
-
-        Call it while tensors are still on the CPU, and after torch's own chooser has run.
-        """
-        return replace(self, joint=add_snapshots(self.joint, are_wanted=inputs != "constant"))
-
-    def whole_on_cpu(self) -> Seen:
-        """Returns a copy of the whole graph on which operators may run; it shares fake tensors with the step's other graphs."""
-        assert self.whole is not None
-        module, keywords = copy_of(self.whole)
-        say_device(module, torch.device("cpu"))
-        return module, keywords
+    def copied(self) -> JointModule:
+        """Returns a copy of the joint graph for planning to rewrite, with tensors on the CPU that traced it."""
+        return self.given.copied(is_on_cpu=True)
 
 
 Built = tuple[nn.Module, tuple[Any, ...]]
 """A model without data, and its inputs."""
 
 
-def trace(builder: Builder, device: Device, *, model: Built | None = None, keeps_whole: bool = False) -> Traced:
+def trace(builder: Builder, device: Device, *, model: Built | None = None) -> Traced:
     """Build and trace a model's training step without allocating memory.
 
     Args:
         model: The model and inputs of the builder, if it is built already.
-        keeps_whole: True to keep, as `Traced.whole`, the graph as a partitioner would get it.
 
     Raises:
         ConfigError: The builder, or a size, is invalid.
         RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
     """
     module, inputs = built(builder) if model is None else model
-    seen: list[Seen] = []
+    seen: list[JointModule] = []
 
     def see(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         if (found := looked_at(gm, example_inputs)) is not None:
@@ -99,12 +76,7 @@ def trace(builder: Builder, device: Device, *, model: Built | None = None, keeps
     show_graphs(module, inputs, see, builder.name, device)
     if len(seen) != 1:
         refuse(len(seen), builder.name)
-    given = _with_attention_of(device, seen[0])
-    whole = copy_of(given) if keeps_whole else None
-    joint = rewritten_joint(given)
-    if joint is None:
-        refuse(0, builder.name)
-    return Traced(joint, *model_bytes(module, inputs), whole=whole)
+    return Traced(builder.name, with_device_attention(device, seen[0]), *model_bytes(module, inputs))
 
 
 def show_graphs(
@@ -133,44 +105,18 @@ def show_graphs(
     _run(model, inputs, backend, name)
 
 
-def looked_at(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Seen | None:
+def looked_at(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> JointModule | None:
     """Returns the joint graph of a Dynamo graph, as a partitioner would get it; None if there is no backward."""
     with likely_patterns():
-        return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: (joint, keywords), {})
+        return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: JointModule(joint, **keywords), {})
 
 
-def joint_of(seen: Seen, device: Device) -> joint_graph.Joint | None:
-    """Returns the joint graph with the device's attention, rewritten for planning; None if it has no backward."""
-    return rewritten_joint(_with_attention_of(device, seen))
-
-
-def copy_of(seen: Seen) -> Seen:
-    """Returns a copy of the graph with the same nodes, for planning to rewrite."""
-    module, keywords = seen
-    return joint_graph.copied_graph(module), keywords
-
-
-def _with_attention_of(device: Device, seen: Seen) -> Seen:
-    """Replace attention in a joint graph by the operators of the device, in place."""
+def with_device_attention(device: Device, graph: JointModule) -> JointModule:
+    """Replace attention in a joint graph by the operators of the device, in place; returns the graph."""
     is_cpu, has_flash = kind_of(device)
     if not is_cpu:
-        replace_cpu_attention(seen[0], has_flash=has_flash)
-    return seen
-
-
-def rewritten_joint(seen: Seen, readable: joint_graph.ReadableInputs | None = None) -> joint_graph.Joint | None:
-    """Returns a joint graph, which has the device's attention already, rewritten for planning; None if it has no backward.
-
-    Args:
-        readable: The inputs that the backward may read; None for the inputs that plain torch.compile's backward reads here.
-    """
-    module, keywords = seen
-    joint = as_in_torch(module, **keywords)
-    if not joint.has_backward:
-        return None
-    if readable is None:
-        readable = readable_inputs(joint, joint_graph.plain_choice(joint))
-    return rewritten(replace(joint, readable=readable), splits_convolutions=False)
+        replace_cpu_attention(graph.module, has_flash=has_flash)
+    return graph
 
 
 def kind_of(device: Device) -> tuple[bool, bool]:

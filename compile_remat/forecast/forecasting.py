@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
@@ -14,38 +15,32 @@ from compile_remat._util.progress import Advance
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError
-from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_torch, compare, hand_written, mask_of
+from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, compare, hand_written, saved_by_torch
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import Traced, built, model_bytes, trace
+from compile_remat.forecast.fake_trace import Traced, built, model_bytes, refuse, trace
 from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
 from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed, facts_text, with_attention_of
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.second_process import Surroundings, Worker
-from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import (
     BesideGraph,
     Ready,
     Target,
     beside_graph,
+    context_of,
     largest_gradient_bytes,
     optimizer_workspace_bytes,
-    ready,
+    ready_on,
     step_of,
-    with_early_gradients,
 )
 from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.viewable import Viewable
-from compile_remat.passes import (
-    Plan,
-    Planner,
-    Problem,
-    pictured,
-    plain_option,
-    plain_time_ns,
-    split_convolution_gradients,
-)
-from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, source_of
+from compile_remat.passes import Plan, Planner, plain_time_ns
+from compile_remat.planning.budget_source import EffectiveBudget, source_of
+from compile_remat.planning.joint_planning import Planned
+from compile_remat.planning.pipeline import plan_graph
+from compile_remat.planning.request import Fit
 
 
 @dataclass(frozen=True)
@@ -237,7 +232,6 @@ def _forecast(
     model = built(builder)
     parameter_bytes, trainable_bytes, input_bytes = model_bytes(*model)
     state_bytes = target.optimizer.of(trainable_bytes)
-    is_early = target.gradients == "early"
     search = with_max_batch and "batch" in builder.sizes() and limit is not None and target.slices == "off"
     beside = beside_graph(target, parameter_bytes, trainable_bytes, 0)  # the largest parameter is not known yet
     largest = nothing_fits(beside, limit) if search else None
@@ -245,48 +239,32 @@ def _forecast(
     if search and worker is not None and surroundings is not None:
         worker.begin(surroundings, largest_batch, builder, target)
     advance(f"tracing {builder.name}")
-    traced = trace(builder, device, model=model, keeps_whole=target.slices != "off")
+    traced = trace(builder, device, model=model)
     largest_bytes = largest_gradient_bytes(traced)
     workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
     beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
     effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
     lowering.begin(Asked(builder, target, effective.budget, target.budget.kind == "auto", with_plain))
-    needs_plain = effective.budget.kind in ("max", "fraction")
-    is_candidate = needs_plain or with_baselines
-    torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,))
-    traced = traced.cut_off(target.inputs)
-    traced.place(device)
     advance("building the planning problem")
-    as_torch_has_it = partial(ready, traced, target, torch_sets, is_candidate=is_candidate)
-    plain_ready = as_torch_has_it() if is_candidate or with_plain else None
-    is_split = split_convolution_gradients(traced.joint) > 0
-    if is_early:
-        traced = with_early_gradients(traced)
-    if plain_ready is None or is_split or is_early:
-        own = ready(traced, target, torch_sets, is_candidate=is_candidate)
-    else:
-        own = plain_ready
+    own = ready_on(traced, target, torch_budgets=TORCH_BUDGETS if with_baselines else (1.0,))
     if search and worker is not None:
         worker.send((own.step, beside))
-    plain_problem = plain_ready.with_torch if plain_ready is not None and plain_ready.with_torch.reference else None
-    planner = own.planner
-    is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
-    source = plain_ready if plain_ready is not None and is_plain else own
     if lowering.is_there:
         advance("waiting for its graphs to be lowered")
-    outcome = with_attention_of(lowering.result(), own.step.problem)
+    outcome = with_attention_of(lowering.result(), own.problem)
     if isinstance(outcome, BudgetError):
         raise outcome
     if isinstance(outcome, Observed):
-        planned = _observed(outcome, with_plain=needs_plain or with_plain)
+        needs_plain = with_plain or effective.budget.kind in ("max", "fraction")
+        planned = _observed(outcome, with_plain=needs_plain)
     else:
         advance("searching for a plan, and for the lowest one")
-        planned = _estimated(source, planner, plain_problem, traced, target, effective, outcome)
+        planned = _estimated(traced, own, target, effective, outcome, with_plain=with_plain)
     compared: list[Baseline] = []
     if with_baselines:
         advance("comparing with what people do today")
-        masks = hand_written(planner.problem, traced.joint.module.graph)
-        masks |= {name: mask_of(planner.problem, indices) for name, indices in own.references.items()}
+        planner = Planner(own.with_torch, target.time_limit)
+        masks = hand_written(planner.problem, own.prepared.joint.module.graph) | saved_by_torch(own.prepared)
         compared = compare(planner, masks, plain_time_ns(own.with_torch))
     if search:
         advance("looking for the largest batch")
@@ -343,27 +321,42 @@ def _observed(outcome: Observed, *, with_plain: bool) -> _PlanOfStep:
 
 
 def _estimated(
-    source: Ready,
-    planner: Planner,
-    plain_problem: Problem | None,
     traced: Traced,
+    own: Ready,
     target: Target,
     effective: EffectiveBudget,
     reason: NotObserved,
+    *,
+    with_plain: bool,
 ) -> _PlanOfStep:
     """Returns the plan whose peak is estimated by rules.
 
     Raises:
         BudgetError: No plan fits.
     """
-    plain = None if plain_problem is None else plain_option(plain_problem)
-    if effective.budget.kind == "fraction" and plain is not None:
-        effective = replace(effective, plain_bytes=plain.peak_bytes)
-    found = with_slices(found_within(source.planner, planner, effective), traced, target, effective)
-    plan = replace(found.choice.plan, budget_bytes=bytes_of(effective), plain_time_ns=plain_time_ns(source.with_torch))
-    plan = pictured(plan, found.problem, plain_problem, work_seconds=target.time_limit)
-    plain_peak_bytes = None if plain is None else plain.peak_bytes
-    return _PlanOfStep(plan, found.floor_bytes, found.choice.message, plain_peak_bytes, why=str(reason))
+    is_max = effective.budget.kind == "max"
+    planned = estimated_plan(traced, target, effective, with_plain=with_plain or is_max, with_floor=not is_max)
+    report = planned.report
+    floor_bytes = own.planner.lowest().peak_bytes if is_max else report.floor_bytes
+    assert floor_bytes is not None
+    plain_peak_bytes = None if report.plain is None else report.plain.peak_bytes
+    return _PlanOfStep(planned.plan, floor_bytes, report.message, plain_peak_bytes, why=str(reason))
+
+
+def estimated_plan(traced: Traced, target: Target, effective: EffectiveBudget, **facts: Any) -> Planned:
+    """Returns the plan of a traced step by rules.
+
+    Args:
+        facts: Fields of the `PlanContext`.
+
+    Raises:
+        BudgetError: No plan fits.
+        RematError: Nothing in the graph has a gradient.
+    """
+    settings = target.settings(effective.budget, from_auto=target.budget.kind == "auto")
+    context = context_of(traced, target, source=effective.source, **facts)
+    planned = plan_graph(traced.copied(), settings, Fit(), context)
+    return refuse(0, traced.name) if planned is None else planned
 
 
 # -- the budget ---------------------------------------------------------------------------------------------------------

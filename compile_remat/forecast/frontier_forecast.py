@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from compile_remat._util.progress import Advance
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError
-from compile_remat.forecast.baselines import ready_with_torch
 from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import trace
 from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
 from compile_remat.forecast.lowering.observing import (
     Asked,
@@ -19,7 +19,7 @@ from compile_remat.forecast.lowering.observing import (
     facts_text,
     with_attention_of,
 )
-from compile_remat.forecast.target_step import Target
+from compile_remat.forecast.target_step import Target, ready_on
 from compile_remat.passes import Plan, Planner, frontier, plain_time_ns
 
 
@@ -76,10 +76,10 @@ def forecast_frontier(
     with lowered_for(target) as lowering:
         lowering.begin(Asked(builder, target, MemoryBudget("min")))
         advance(f"tracing {builder.name}")
-        ready = ready_with_torch(builder, target)
+        ready = ready_on(trace(builder, target.figures()), target)
         if lowering.is_there:
             advance("waiting for the lowest plan to be lowered")
-        lowest = with_attention_of(lowering.result(), ready.step.problem)
+        lowest = with_attention_of(lowering.result(), ready.problem)
         if isinstance(lowest, Observed):
             found = _observed(builder, target, lowering, lowest, points, advance)
         else:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from compile_remat._torch import joint_graph
 from compile_remat._torch.sizes import storage_nbytes
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.cost_models import CostModel, Device, Profile, load_device, make_cost_model
+from compile_remat.cost_models import Device, load_device
 from compile_remat.device.free_memory import blas_bytes
 from compile_remat.errors import RematError
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import Traced, trace
-from compile_remat.inductor.workspace import node_workspace_bytes
-from compile_remat.passes import Planner, Problem, ProblemBuilder, mark_gradients, split_convolution_gradients
+from compile_remat.forecast.fake_trace import Traced, refuse, trace
+from compile_remat.passes import Planner, Problem
+from compile_remat.planning.joint_problem import PlanContext, PreparedGraph, prepare
+from compile_remat.planning.request import Fit
+from compile_remat.planning.settings import SLICES, Settings
 
 
 @dataclass(frozen=True)
@@ -58,43 +62,109 @@ class Target:
         known = figures.memory_bytes if self.capacity_bytes is None else self.capacity_bytes
         return None if known is None else known - self.reserve.of(known) - blas_bytes(figures.blas_workspace_bytes)
 
+    def settings(self, budget: MemoryBudget, *, from_auto: bool = False) -> Settings:
+        """Returns the settings of training on the device, except for facts that need a kernel to run there."""
+        figures = self.figures()
+        return Settings(
+            budget,
+            figures,
+            self.cost_model,
+            from_auto=from_auto,
+            time_limit=self.time_limit,
+            is_here=figures.name == "cpu",
+            slices=self.slices if isinstance(self.slices, int) else SLICES[self.slices],
+            inputs_are_constant=self.inputs == "constant",
+        )
+
+
+LOWEST_PEAK = MemoryBudget("min")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A step that can be planned.
+
+    Attributes:
+        prepared: Its graph, with the problem in which budgets are searched.
+        planner: A planner for that problem.
+    """
+
+    prepared: PreparedGraph
+    planner: Planner
+    input_bytes: int
+
+    @property
+    def problem(self) -> Problem:
+        """The planning problem, in which torch's own plan is a candidate only if the budget asks for that."""
+        return self.prepared.problem
+
+    @property
+    def with_torch(self) -> Problem:
+        """The planning problem with torch's saved set as a candidate."""
+        return self.prepared.with_torch
+
+    @property
+    def step(self) -> TracedStep:
+        """The problem in which torch's own plan is no candidate, for other batches."""
+        return TracedStep(replace(self.problem, reference=()), self.input_bytes, self.with_torch.reference)
+
 
 @frames_in_one_chunk
 @collector_paused()
 def step_of(builder: Builder, target: Target) -> TracedStep:
     """Trace a step and build its planning problem."""
-    return step_on(trace(builder, target.figures()).cut_off(target.inputs), target)
+    return step_on(trace(builder, target.figures()), target)
 
 
 def step_on(traced: Traced, target: Target) -> TracedStep:
     """Build the planning problem of a traced step, for any device of the kind for which it was traced."""
-    return ready_on(traced, target, {}).step
+    return ready_on(traced, target).step
 
 
-def ready_on(traced: Traced, target: Target, torch_sets: dict[str, list[Any]]) -> Ready:
-    """Make a traced step ready for planning on the target; torch's saved set is no candidate, see `ready`."""
-    traced.place(target.figures())
-    split_convolution_gradients(traced.joint)
-    if target.gradients == "early":
-        traced = with_early_gradients(traced)
-    return ready(traced, target, torch_sets, is_candidate=False)
+def ready_on(
+    traced: Traced,
+    target: Target,
+    budget: MemoryBudget = LOWEST_PEAK,
+    torch_budgets: tuple[float, ...] = (1.0,),
+) -> Ready:
+    """Make a traced step ready for planning on the target.
 
-
-def with_early_gradients(traced: Traced) -> Traced:
-    """Returns the step with gradients that leave the backward once computed; rewrites its graph in place.
+    Args:
+        budget: The budget for whose search the graph is rewritten: under `max` as torch has it, else with convolutions split.
+        torch_budgets: Budgets of torch's own chooser at which its saved values are looked up.
 
     Raises:
-        RematError: The gradients of this model cannot leave early.
+        RematError: Nothing in the graph has a gradient, or the gradients of this model cannot leave early.
     """
-    joint, why_not = mark_gradients(traced.joint, joint_graph.gradient_nodes(traced.joint.module))
-    if why_not:
-        raise RematError(f"gradients = early is off for this model: {why_not}")
-    return replace(traced, joint=joint)
+    context = context_of(traced, target, torch_budgets=torch_budgets)
+    prepared = prepare(traced.copied(), target.settings(budget), Fit(), context)
+    if prepared is None:
+        refuse(0, traced.name)
+    if prepared.late:
+        raise RematError(f"gradients = early is off for this model: {prepared.late}")
+    return Ready(prepared, Planner(prepared.problem, target.time_limit), traced.input_bytes)
+
+
+def context_of(traced: Traced, target: Target, **facts: Any) -> PlanContext:
+    """Returns the context in which a traced step is planned by rules.
+
+    Args:
+        facts: Other fields of the `PlanContext`.
+    """
+    is_cpu, is_early = target.figures().name == "cpu", target.gradients == "early"
+    return PlanContext(
+        has_deadline=False,
+        early=tuple(joint_graph.gradient_nodes(traced.given.module)) if is_early else (),
+        device=None if is_cpu else torch.device("cuda", 0),
+        in_blocks=False,
+        times_ns=traced.times_ns,
+        **facts,
+    )
 
 
 def largest_gradient_bytes(traced: Traced) -> int:
     """Returns the bytes of the largest gradient that the step makes; 0 if it makes none."""
-    made = joint_graph.gradient_nodes(traced.joint.module).values()
+    made = joint_graph.gradient_nodes(traced.given.module).values()
     return max((storage_nbytes(node.meta["val"]) for node in made), default=0)
 
 
@@ -131,38 +201,3 @@ def beside_graph(target: Target, parameter_bytes: int, trained_bytes: int, large
     if target.gradients == "early":
         return BesideGraph(fixed_bytes + workspace_bytes, 0)
     return BesideGraph(fixed_bytes, trained_bytes + workspace_bytes)
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A step that can be planned.
-
-    Attributes:
-        with_torch: Its problem with torch's saved set as a candidate.
-        references: Indices of the values that each of torch's saved sets has, by name of the set.
-    """
-
-    step: TracedStep
-    planner: Planner
-    with_torch: Problem
-    references: dict[str, tuple[int, ...]]
-
-
-def ready(traced: Traced, target: Target, torch_sets: dict[str, list[Any]], *, is_candidate: bool) -> Ready:
-    """Build the problem of the graph as it is now; its planner may choose torch's first saved set only if `is_candidate`."""
-    builder = _builder(traced, target)
-    step = TracedStep(builder.build(), traced.input_bytes)
-    references = {name: builder.saved_by(nodes, step.problem) for name, nodes in torch_sets.items()}
-    step = replace(step, reference=next(iter(references.values()), ()))
-    with_torch = step.with_torch
-    problem = with_torch if is_candidate else step.problem
-    return Ready(step, Planner(problem, target.time_limit), with_torch, references)
-
-
-def _builder(traced: Traced, target: Target) -> ProblemBuilder:
-    device = target.figures()
-    workspace = node_workspace_bytes if device.name == "cpu" else (lambda node, rules: 0)
-    cost: CostModel = make_cost_model(target.cost_model, device)
-    if traced.times_ns:
-        cost = Profile(cost, traced.times_ns)
-    return ProblemBuilder(traced.joint, cost, workspace, in_blocks=False)

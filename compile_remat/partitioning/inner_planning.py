@@ -26,7 +26,9 @@ from compile_remat.passes import (
     without_common_subexpressions,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
-from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
+from compile_remat.planning.joint_planning import Planned
+from compile_remat.planning.joint_problem import JointModule, PlanContext, priced_problem
+from compile_remat.planning.pipeline import plan_graph
 from compile_remat.planning.request import Fit, FitBelow, Request
 from compile_remat.planning.settings import Settings
 
@@ -98,7 +100,7 @@ def _with_plain_bytes(
     if inner is None:
         return settings
     joint = _joint(inner)
-    problem, _ = priced_problem(joint, settings, joint_graph.plain_choice(joint))
+    problem = priced_problem(joint, settings, joint_graph.plain_choice(joint))
     plain = plain_option(problem)
     return replace(settings, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
 
@@ -108,7 +110,7 @@ def _with_peak_of(module: fx.GraphModule, planned: Planned, settings: Settings) 
     inner = as_joint(module, None)
     if inner is None:
         return planned
-    problem, _ = priced_problem(_joint(inner), settings, ())
+    problem = priced_problem(_joint(inner), settings, ())
     names = tuple(value.name for value in problem.values if value.is_saveable)
     seen, report = timeline(problem, replace(planned.plan, saved=names, again=())), planned.report
     plan = replace(
@@ -136,7 +138,5 @@ def _planned(
 
 
 def _plan(inner: InnerBackward, settings: Settings, request: Request) -> Planned | None:
-    num_fwd_outputs = inner.num_fwd_outputs
-    return plan_joint(
-        inner.module, settings, request, num_fwd_outputs=num_fwd_outputs, has_deadline=False, is_inner=True
-    )
+    graph = JointModule(inner.module, inner.num_fwd_outputs)
+    return plan_graph(graph, settings, request, PlanContext(has_deadline=False, is_inner=True))

@@ -23,8 +23,6 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, warn
 from compile_remat.passes import (
-    NOTHING_ASSUMED,
-    Assumptions,
     Plan,
     Planner,
     Status,
@@ -43,15 +41,12 @@ from compile_remat.passes import (
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached
-from compile_remat.planning.joint_planning import Planned, priced_problem
+from compile_remat.planning.joint_planning import Planned
+from compile_remat.planning.joint_problem import JointModule, PlanContext, priced_problem
+from compile_remat.planning.pipeline import plan_graph
 from compile_remat.planning.plain_peaks import note_plain_peak
-from compile_remat.planning.request import (
-    Fit,
-    Request,
-)
-from compile_remat.planning.searches import Searches
+from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.settings import Settings, with_plain_bytes
-from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.report import Report, record
 
 LOG = logging.getLogger("compile_remat")
@@ -72,17 +67,12 @@ def split(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
     is_cached: bool = False,
-    has_deadline: bool = True,
-    early: tuple[int, ...] = (),
-    assumed: Assumptions = NOTHING_ASSUMED,
-    searches: Searches | None = None,
+    context: PlanContext | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Plan the joint graph; returns its forward and backward modules, or torch's partition if there is nothing to plan.
 
     Args:
         is_cached: True if torch stores the returned modules in its cache.
-        has_deadline: See `plan_joint`.
-        early, assumed, searches: See `plan_joint`.
 
     Raises:
         DeadlineReached: The deadline ended the search, and `is_cached` is True.
@@ -90,17 +80,8 @@ def split(
     """
     start = time.perf_counter()
     try:
-        planned = plan_with_slices(
-            joint_module,
-            settings,
-            request,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=static_lifetime_input_indices,
-            has_deadline=has_deadline,
-            early=early,
-            assumed=assumed,
-            searches=searches,
-        )
+        graph = JointModule(joint_module, num_fwd_outputs, static_lifetime_input_indices)
+        planned = plan_graph(graph, settings, request, context)
         if planned is not None:
             if is_cached and planned.resume is not None:
                 raise DeadlineReached(planned.resume)
@@ -184,7 +165,7 @@ def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Sett
     """Returns the plan that saves these nodes, for the report; None if the planner breaks on it again."""
     try:
         joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
-        problem, _ = priced_problem(joint, settings, saved)
+        problem = priced_problem(joint, settings, saved)
         plain_bytes = max(settings.plain_bytes, plain_option(problem).peak_bytes)
         budget_bytes = bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))
         return replace(Planner(problem).torch_default(budget_bytes), status=Status.FALLBACK)

@@ -28,6 +28,7 @@ from compile_remat.passes import (
     lay_gradients_out_once,
     unroll_sliced_calls,
 )
+from compile_remat.planning.joint_problem import PlanContext
 from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings, with_plain_bytes
@@ -85,10 +86,12 @@ class RematPartitioner(CustomPartitionerFn):
                 self._settings_now(),
                 self.request,
                 is_cached=is_cached,
-                has_deadline=not self.is_installed,
-                early=self.early,
-                assumed=self.assumed,
-                searches=self.searches,
+                context=PlanContext(
+                    has_deadline=not self.is_installed,
+                    early=self.early,
+                    assumed=self.assumed,
+                    searches=self.searches,
+                ),
                 **keywords,
             )
         if by_inductor:

@@ -21,9 +21,8 @@ from compile_remat.passes import (
     obeying,
     without_snapshots,
 )
-from compile_remat.planning.request import (
-    ChosenPlan,
-)
+from compile_remat.planning.budget_source import EffectiveBudget
+from compile_remat.planning.request import ChosenPlan
 
 
 def _plan_path(key: str, plan_dir: str | None) -> Path | None:
@@ -43,16 +42,16 @@ class PinnedInSlices(PlanMismatchError):
 
     Attributes:
         pinned: The plan.
-        budget_bytes: The budget of the graph; None if the budget is not a number of bytes.
+        effective: The budget of the graph.
         plain: Plain torch.compile's plan option for the graph; None if it was not computed.
     """
 
-    def __init__(self, pinned: PinnedPlan, budget_bytes: int | None, plain: PlanOption | None) -> None:
+    def __init__(self, pinned: PinnedPlan, effective: EffectiveBudget, plain: PlanOption | None) -> None:
         super().__init__(
             f"{pinned.path} holds a plan with rows in slices ({pinned.plan.slices_text}), but slices = off. "
             "Set slices, or delete the file to have a new plan written."
         )
-        self.pinned, self.budget_bytes, self.plain = pinned, budget_bytes, plain
+        self.pinned, self.effective, self.plain = pinned, effective, plain
 
 
 def stored_plan(key: str, plan_dir: str | None) -> PinnedPlan | None:

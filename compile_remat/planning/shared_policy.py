@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import format_bytes
 from compile_remat.errors import (
     SharedBudgetError,
@@ -17,7 +18,7 @@ from compile_remat.passes import (
     plan_options,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of
-from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes
+from compile_remat.planning.joint_allocation import Allocation, RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.plan_policy import keyed, lapsed_text, planners
 from compile_remat.planning.request import ChosenPlan, SharedOption
 from compile_remat.report import joined
@@ -71,6 +72,35 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         text += ", because the first ones were planned as if they were alone; from the next step on they are planned together"
     warn(text)
     return replace(choice, message=joined(choice.message, text))
+
+
+def excess_text(
+    found: Allocation,
+    limit_bytes: int | None,
+    *,
+    num_runs: int,
+    source: str,
+    written: str,
+    largest: Sequence[LiveBuffer] = (),
+) -> str:
+    """Returns a sentence about a step whose lowest plans exceed a budget that may be exceeded; empty if the step keeps it.
+
+    Args:
+        found: Plans of the step.
+        source: Origin of a budget that may be exceeded; empty if exceeding it is an error.
+        written: The budget as the user wrote it.
+
+    Raises:
+        SharedBudgetError: The step exceeds a budget that must hold.
+    """
+    if limit_bytes is None or found.peak_bytes <= limit_bytes:
+        return ""
+    if not source:
+        raise SharedBudgetError(limit_bytes, found.peak_bytes, tuple(largest), num_runs=num_runs, written=written)
+    return (
+        f"{source} allows {format_bytes(limit_bytes)}, and {num_runs} runs of compiled graphs need "
+        f"{format_bytes(found.peak_bytes)} in a step; these are their lowest plans"
+    )
 
 
 def _most_bytes(planner: Planner, plain: PlanOption) -> int:

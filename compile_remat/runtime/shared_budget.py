@@ -31,11 +31,12 @@ from compile_remat._torch.autograd_node import runs_in_backward
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.device import free_memory
-from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
+from compile_remat.errors import RematError, find_error, warn
 from compile_remat.passes import PlanOption
 from compile_remat.planning.joint_allocation import Allocation, RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.plain_peaks import note_plain_bytes
 from compile_remat.planning.request import Fit, Replay, Request, SharedOption
+from compile_remat.planning.shared_policy import excess_text
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import CallState, PlanEvent, PlanState
 
@@ -292,13 +293,7 @@ class SharedBudget(Hook):
             found = allocate(calls, menus, limit_bytes)
             if limit_bytes is None or found.peak_bytes <= limit_bytes:
                 return found, limit_bytes
-        assert limit_bytes is not None
-        if not self.source:
-            raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(calls), written=self.budget.written)
-        warn(
-            f"{self.source} allows {format_bytes(limit_bytes)}, and {len(calls)} runs of compiled graphs need "
-            f"{format_bytes(found.peak_bytes)} in a step; these are their lowest plans"
-        )
+        warn(excess_text(found, limit_bytes, num_runs=len(calls), source=self.source, written=self.budget.written))
         return found, limit_bytes
 
     def _limit_bytes(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> int | None:

@@ -141,7 +141,7 @@ class ProblemBuilder:
         in_blocks: bool = True,
         expandable: bool = False,
     ) -> None:
-        self._cost, self._given_workspace, self._given_rules = cost, workspace, rules
+        self.cost, self._given_workspace, self._given_rules = cost, workspace, rules
         self._in_blocks, self._expandable = in_blocks, expandable
         self._rules_of = functools.cache(conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure))
         self._read = _read(joint, self._rules_of)
@@ -160,7 +160,7 @@ class ProblemBuilder:
             run(graph)
         if self._in_blocks:
             fill_blocks(graph, expandable=self._expandable)
-        step_time_ns = price(graph.values, graph.steps, self._cost)
+        step_time_ns = price(graph.values, graph.steps, self.cost)
         return _problem(graph, reference, self._workspace, self._origin, step_time_ns)
 
     def saved_by(self, nodes: Iterable[fx.Node], problem: Problem) -> tuple[int, ...]:
@@ -189,7 +189,7 @@ class ProblemBuilder:
         return build_problem(
             body,
             num_fwd_outputs=len(tree_leaves(body.graph.output_node().args)),
-            cost=self._cost,
+            cost=self.cost,
             workspace=self._given_workspace,
             rules=self._given_rules,
             in_blocks=self._in_blocks,

@@ -22,10 +22,11 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
+from compile_remat._torch.fake import copied_value
 from compile_remat._torch.joint_graph import ReadableInputs, Snapshot
 from compile_remat.cost_models import OpKind, is_view, op_kind
 from compile_remat.passes.graph.pins import must_be_saved
-from compile_remat.passes.graph.views import fake_mode_of, is_part
+from compile_remat.passes.graph.views import is_part
 
 RECOMPUTED = ("must_recompute", "prefer_recompute")
 """Tags of nodes in the user's checkpointed regions."""
@@ -177,11 +178,8 @@ def _copied(
         node = graph.create_node(
             "call_function", torch.ops.aten.clone.default, (source,), name=f"snapshot_of_{source.name}"
         )
-    value = source.meta["val"]
-    with fake_mode_of(value):
-        copied = value.clone()
     node.meta = {key: first.meta[key] for key in ("nn_module_stack", "stack_trace") if key in first.meta}
-    node.meta |= {"val": copied}
+    node.meta |= {"val": copied_value(source.meta["val"])}
     return Snapshot(node, source, tuple(reads))
 
 

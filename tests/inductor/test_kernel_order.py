@@ -21,7 +21,7 @@ from compile_remat.inductor import kernel_order, plan_guard
 from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
 from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels
 from compile_remat.passes import rewritten
-from compile_remat.planning import joint_planning
+from compile_remat.planning import joint_problem
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -249,7 +249,7 @@ def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_stil
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A convolution's backward stays one operator here: a gradient with two readers is written to memory at its place.
-    monkeypatch.setattr(joint_planning, "rewritten", lambda joint, **_: rewritten(joint, splits_convolutions=False))
+    monkeypatch.setattr(joint_problem, "rewritten", lambda joint, **_: rewritten(joint, splits_convolutions=False))
     ours, users = scheduled_bytes(), UsersPass()
     with config.patch(_pre_fusion_custom_pass=users):
         assert scheduled_bytes() == ours  # the user's pass runs as well, and does not switch the order off

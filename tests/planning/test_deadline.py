@@ -24,9 +24,9 @@ from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline
 from compile_remat.planning.deadline import Deadline, deadline_of, noting_early_end, with_search_message
+from compile_remat.planning.pipeline import plan_graph
 from compile_remat.planning.request import ChosenPlan, FitBelow, Request, Resume, target_bytes_of
 from compile_remat.planning.settings import Settings
-from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.ranks.board import num_ranks
 from tests.correctness.harness import RUNS_UNFUSED
 from tests.oracles.random_problems import seeded_problem
@@ -235,11 +235,11 @@ def test_a_stopped_plan_runs_under_every_setting(late: FakeClock, options: dict[
 def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Request] = []
 
-    def planned(joint: Any, settings: Settings, request: Request, **keywords: Any) -> Any:
+    def planned(graph: Any, settings: Settings, request: Request, context: Any) -> Any:
         seen.append(request)
-        return plan_with_slices(joint, settings, request, **keywords)
+        return plan_graph(graph, settings, request, context)
 
-    monkeypatch.setattr("compile_remat.partitioning.joint_split.plan_with_slices", planned)
+    monkeypatch.setattr("compile_remat.partitioning.joint_split.plan_graph", planned)
     for options, fresh in (
         ({}, [True, False]),
         ({"compiler": "eager"}, [True]),

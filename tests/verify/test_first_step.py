@@ -26,7 +26,7 @@ from compile_remat.device import free_memory
 from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
 from compile_remat.partitioning.partitioner import RematPartitioner
-from compile_remat.planning import joint_planning
+from compile_remat.planning import joint_problem
 from compile_remat.verify import side_runs
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
 
@@ -537,7 +537,7 @@ def test_the_fallback_of_the_planner_is_checked_too(monkeypatch: pytest.MonkeyPa
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(joint_planning.ProblemBuilder, "build", fail)
+    monkeypatch.setattr(joint_problem.ProblemBuilder, "build", fail)
     with pytest.warns(PlannerWarning, match="planted"), pytest.raises(CheckError, match=r"layers\.1\.weight"):
         torch.compile(Layers(), backend=broken(zero_gradient))(torch.randn(32, 8))
 

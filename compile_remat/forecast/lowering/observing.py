@@ -23,7 +23,7 @@ from compile_remat.forecast.target_step import Target
 from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.entry import without_caches
 from compile_remat.passes import PlainFacts, Problem
-from compile_remat.planning.settings import SLICES, Settings, sizes_of
+from compile_remat.planning.settings import sizes_of
 from compile_remat.report import Report
 
 
@@ -148,9 +148,10 @@ def observe(asked: Asked) -> Outcome:
 def _of_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Outcome | None:
     """Returns the outcome of one graph; None if the graph has no backward."""
     config = RematConfig(gradients=asked.target.gradients)
+    settings = asked.target.settings(asked.budget, from_auto=asked.from_auto)
     plain: dict[Sizes, PlainFacts | None] = {} if asked.needs_plain else {sizes_of(example_inputs): None}
     try:
-        planned = planned_graph(gm, example_inputs, config, _settings(asked), {}, observes=True, plain=plain)
+        planned = planned_graph(gm, example_inputs, config, settings, {}, observes=True, plain=plain)
     except Exception as error:  # Dynamo would wrap an error that leaves a backend
         refused = find_error(error, BudgetError)
         return NotObserved(reason_of(error)) if refused is None else without_traceback(refused)
@@ -159,21 +160,6 @@ def _of_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], asked: Asked) -
     if planned.report.observed_peak_bytes is None or planned.report.plan is None:
         return NotObserved("what Inductor made of the graph is not understood")
     return Observed(planned.report, planned.problem)
-
-
-def _settings(asked: Asked) -> Settings:
-    """Returns the settings of training on the device, except for facts that need a kernel to run there."""
-    target, figures = asked.target, asked.target.figures()
-    return Settings(
-        asked.budget,
-        figures,
-        target.cost_model,
-        from_auto=asked.from_auto,
-        time_limit=target.time_limit,
-        is_here=figures.name == "cpu",
-        slices=target.slices if isinstance(target.slices, int) else SLICES[target.slices],
-        inputs_are_constant=target.inputs == "constant",
-    )
 
 
 def reason_of(error: BaseException) -> str:

@@ -11,7 +11,6 @@ from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.progress import Advance
 from compile_remat.cost_models import Links
-from compile_remat.forecast.baselines import chosen_by_torch
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.forecasting import effective_budget_of
 from compile_remat.forecast.mesh.communication import Work, links_of, step_time_ns, times_in_graph, with_ddp, with_fsdp
@@ -20,8 +19,8 @@ from compile_remat.forecast.mesh.rank_figures import RankForecast, RankGraph
 from compile_remat.forecast.mesh.rank_plans import RankPlans, plans_for
 from compile_remat.forecast.mesh.rank_trace import RankTrace, trace_rank
 from compile_remat.forecast.mesh.step_moments import graph_bytes_of, moments_of, wrapper_bytes
-from compile_remat.forecast.target_step import Ready, Target, optimizer_workspace_bytes, ready
-from compile_remat.passes import Plan, Problem, plain_time_ns, split_convolution_gradients
+from compile_remat.forecast.target_step import Ready, Target, optimizer_workspace_bytes, ready_on
+from compile_remat.passes import Plan, Problem, plain_time_ns
 from compile_remat.planning.joint_allocation import RegionCall
 
 
@@ -61,7 +60,7 @@ def forecast_rank(
         beside_bytes = shards.held.beside_bytes
     effective = effective_budget_of(target, target.limit_bytes, fixed_bytes + beside_bytes)
     advance("searching for plans")
-    graphs = _ready(trace, target, is_candidate=effective.budget.kind in ("max", "fraction"))
+    graphs = [ready_on(traced, target, effective.budget) for traced in trace.graphs]
     found = plans_for(graphs, calls, effective)
     plain_ns = [plain_time_ns(graph.with_torch) for graph in graphs]
     plans = tuple(replace(plan, plain_time_ns=ns) for plan, ns in zip(found.plans, plain_ns, strict=True))
@@ -103,19 +102,6 @@ def forecast_rank(
     )
 
 
-def _ready(trace: RankTrace, target: Target, *, is_candidate: bool) -> list[Ready]:
-    """Returns the graphs with planners that may choose torch's saved set if `is_candidate`.  `max` splits no convolutions."""
-    found = []
-    for traced in trace.graphs:
-        torch_sets = chosen_by_torch(traced.joint, (1.0,))
-        traced = traced.cut_off(target.inputs)
-        traced.place(target.figures())
-        if target.budget.kind != "max":
-            split_convolution_gradients(traced.joint)
-        found.append(ready(traced, target, torch_sets, is_candidate=is_candidate))
-    return found
-
-
 def _calls(trace: RankTrace) -> list[RegionCall]:
     """Returns the step for the joint allocation.  FSDP2 reduces and frees a block's gradients at once; other gradients stay."""
     takes = trace.shards.tree is not None
@@ -135,7 +121,7 @@ class _Times:
 def _times(
     trace: RankTrace, graphs: Sequence[Ready], found: RankPlans, layout: MeshLayout, links: Links | None
 ) -> _Times:
-    work = [_work(graphs[call.graph].step.problem, found.plans[call.graph]) for call in trace.calls]
+    work = [_work(graphs[call.graph].problem, found.plans[call.graph]) for call in trace.calls]
     inside_ns = sum(ns for call in trace.calls for _, ns in trace.graphs[call.graph].times_ns)
     kernel_ns = sum(each.forward_ns + each.backward_ns for each in work) - inside_ns
     if links is None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compile_remat._util.units import format_bytes
-from compile_remat.errors import SharedBudgetError
 from compile_remat.forecast.target_step import Ready
 from compile_remat.passes import Plan, PlanOption, option_of, plain_option, plan_options
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import noting_early_end, with_search_message
 from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.plan_policy import choose
+from compile_remat.planning.shared_policy import excess_text
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,14 @@ def _together(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: E
     floor = allocate(calls, menus, None)
     found = floor if budget_bytes is None else allocate(calls, menus, budget_bytes)
     plans = tuple(_plan_of(graph, menus[k][found.chosen[k]]) for k, graph in enumerate(graphs))
-    message = ""
-    if budget_bytes is not None and found.peak_bytes > budget_bytes:
-        if not effective.source:
-            largest = max(plans, key=lambda plan: plan.peak_bytes).largest
-            raise SharedBudgetError(
-                budget_bytes, found.peak_bytes, largest, num_runs=len(calls), written=effective.budget.written
-            )
-        message = (
-            f"{effective.source} allows {format_bytes(budget_bytes)}, and the lowest plans of the step's graphs come to "
-            f"{format_bytes(found.peak_bytes)}"
-        )
+    message = excess_text(
+        found,
+        budget_bytes,
+        num_runs=len(calls),
+        source=effective.source,
+        written=effective.budget.written,
+        largest=max(plans, key=lambda plan: plan.peak_bytes).largest,
+    )
     own = _alone_in_memory(calls)
     peak_bytes = step_peak_bytes(own, [menus[k][found.chosen[k]] for k in range(len(graphs))])
     return RankPlans(plans, peak_bytes, allocate(own, menus, None).peak_bytes, budget_bytes, message=message)

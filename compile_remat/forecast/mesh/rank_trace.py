@@ -17,12 +17,13 @@ from compile_remat._util.progress import Advance
 from compile_remat.cost_models import Device
 from compile_remat.errors import ConfigError, RematError
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import Seen, Traced, joint_of, looked_at, refuse, show_graphs
+from compile_remat.forecast.fake_trace import Traced, looked_at, refuse, show_graphs, with_device_attention
 from compile_remat.forecast.mesh.blocks import blocks_of
 from compile_remat.forecast.mesh.graph_parts import Part, parts_of, parts_under_ddp
 from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.mixed_precision import in_dtype
 from compile_remat.forecast.mesh.shards import Shards, shards_of
+from compile_remat.planning.joint_problem import JointModule
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def trace_rank(
 
         parts = _seen(model, inputs, cut, builder.name, device)
         graphs, names, calls = _distinct(parts, tuple(blocks), builder.name, device)
-        graphs = [replace(graph, times_ns=times_of(graph.joint.module.graph)) for graph in graphs]
+        graphs = [replace(graph, times_ns=times_of(graph.copied().classified().module.graph)) for graph in graphs]
         if is_ddp and len(calls) > 1:
             places = [call.graph for call in calls]
             names = [f"piece {1 + places.index(graph)}" for graph in range(len(graphs))]
@@ -114,7 +115,7 @@ def trace_rank(
 class _SeenPart:
     part: Part
     key: tuple[object, ...]
-    seen: Seen | None
+    seen: JointModule | None
 
 
 def _seen(
@@ -154,13 +155,15 @@ def _distinct(
     for seen in parts:
         part = seen.part
         if seen.key not in numbers:
-            joint = None if seen.seen is None else joint_of(seen.seen, device)
-            numbers[seen.key] = None if joint is None else len(graphs)
-            if joint is not None:
+            given = seen.seen
+            has_backward = given is not None and given.copied().classified().has_backward
+            numbers[seen.key] = len(graphs) if has_backward else None
+            if given is not None and has_backward:
                 own = [t for t in part.inputs if isinstance(t, nn.Parameter)]
                 trained = [t for t in own if t.requires_grad]
                 others = [t for t in part.inputs if not isinstance(t, nn.Parameter)]
-                graphs.append(Traced(joint, _nbytes(own), _nbytes(trained), _nbytes(others)))
+                given = with_device_attention(device, given)
+                graphs.append(Traced(name, given, _nbytes(own), _nbytes(trained), _nbytes(others)))
                 names.append(part.block)
         number = numbers[seen.key]
         if number is not None:

@@ -1,4 +1,4 @@
-"""The number of slices as a part of the plan: when there are any, how many, what is said where there are none."""
+"""The pipeline over the variants of a graph: when rows are in slices, in how many, and the reason if none are."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from compile_remat import (
     reports,
     reset_reports,
 )
+from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Status
+from compile_remat.planning import pipeline
 from compile_remat.planning.settings import Settings
+from compile_remat.planning.variants import NUMBERS
 from compile_remat.runtime.process_state import clear_process_state
 
 ROWS, WIDTH, WORDS = 256, 16, 1024
@@ -82,6 +85,51 @@ def test_no_more_slices_than_a_budget_needs() -> None:
     numbers = [plan.sliced[0].slices if plan.sliced else 1 for plan in found]
     assert all(plan.is_feasible for plan in found)
     assert numbers == sorted(numbers) and numbers[0] < numbers[1] < numbers[-1]
+
+
+def test_each_variant_is_prepared_and_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Any] = []
+    planned: list[Any] = []
+
+    def preparing(graph: Any, *arguments: Any, prepare: Any = pipeline.prepare, **keywords: Any) -> Any:
+        prepared.append(graph.module)
+        return prepare(graph, *arguments, **keywords)
+
+    def planning(graph: Any, *arguments: Any, plan_joint: Any = pipeline.plan_joint) -> Any:
+        planned.append(graph.joint.module)
+        return plan_joint(graph, *arguments)
+
+    monkeypatch.setattr(pipeline, "prepare", preparing)
+    monkeypatch.setattr(pipeline, "plan_joint", planning)
+    assert plan_of("min", "auto").sliced
+    assert prepared == planned and len(set(map(id, planned))) == len(planned) == 1 + len(NUMBERS)
+    del prepared[:], planned[:]
+    assert not plan_of("64MiB", "auto").sliced
+    assert prepared == planned and len(planned) == 1
+
+
+def test_a_fraction_that_no_slices_keep_is_named_with_its_bytes() -> None:
+    plain = plan_of("max", "off").peak_bytes
+    with pytest.warns(PlannerWarning, match=r"memory_budget = 0\.01 allows") as said:
+        found = explain(Head(), *inputs(), memory_budget=0.01, slices="auto", compiler="eager")
+    assert found.plan is not None and found.plan.sliced and found.budget_bytes == int(0.01 * plain)
+    assert f"memory_budget = 0.01 allows {format_bytes(found.budget_bytes)}" in found.message
+    assert len([w for w in said if "allows" in str(w.message)]) == 1  # of the plan that is taken, not of all variants
+
+
+def test_a_graph_that_computes_its_gradients_stays_whole_and_says_so() -> None:
+    head = Head()
+    parameters = {name: parameter.detach() for name, parameter in head.named_parameters()}
+
+    def step(parameters: dict[str, Tensor], x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return torch.func.grad(lambda p: torch.func.functional_call(head, p, (x, labels)))(parameters)
+
+    torch.compiler.reset()
+    reset_reports()
+    compiled = torch.compile(step, backend="remat", options={"memory_budget": "min", "slices": 4})
+    with pytest.warns(PlannerWarning, match="not computed in slices: the graph computes its gradients itself"):
+        compiled(parameters, *inputs())
+    assert "the graph computes its gradients itself" in reports()[0].message
 
 
 def test_a_fraction_is_of_the_whole_graph() -> None:

@@ -1,0 +1,129 @@
+"""The forms in which one joint graph can be planned: whole, and with the rows of its largest temporaries in 2, 4, 8, ... slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from compile_remat._util.units import format_bytes
+from compile_remat.passes import NotSliced, SlicedGraph, SlicedProduct, slice_largest, slice_products
+from compile_remat.planning.joint_problem import JointModule
+from compile_remat.planning.settings import SLICES
+
+NUMBERS = (2, 4, 8, 16, 32, 64)
+"""The numbers of slices that `auto` tries."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One form of a joint graph.
+
+    Attributes:
+        products: The products whose rows are computed in slices; empty for the whole graph.
+        left: Large products whose rows could not be computed in slices, with the reasons.
+        is_whole: True for the graph as torch gave it.
+    """
+
+    graph: JointModule
+    products: tuple[SlicedProduct, ...] = ()
+    left: tuple[NotSliced, ...] = ()
+    is_whole: bool = True
+
+
+class Variants:
+    """The variants of a joint graph, made one by one.  Planning rewrites the graph of a variant, so each has its own.
+
+    Args:
+        graph: The graph as torch gave it, which becomes that of the whole variant.
+        slices: The setting: the number of slices; 1 for none, 0 (`auto`) for each number of `NUMBERS`.
+        is_on_cpu: True if the graph was traced on a CPU, whatever device its tensors claim to be on after planning.
+    """
+
+    def __init__(self, graph: JointModule, slices: int, *, is_on_cpu: bool = False) -> None:
+        self.slices, self.is_on_cpu = slices, is_on_cpu
+        self.whole = Variant(graph)
+        self._given = graph if slices == SLICES["off"] else graph.copied()
+
+    def sliced(self) -> Iterator[Variant]:
+        """Yields the graph in slices, with more of them from one variant to the next."""
+        if self.slices == SLICES["off"]:
+            return
+        for number in NUMBERS if self.slices == SLICES["auto"] else (self.slices,):
+            graph = self._given.copied(is_on_cpu=self.is_on_cpu)
+            yield self._variant(
+                slice_largest(
+                    graph.module,
+                    number,
+                    num_fwd_outputs=graph.num_fwd_outputs,
+                    static_lifetime_input_indices=graph.static_lifetime_input_indices,
+                )
+            )
+
+    def with_products(self, products: tuple[SlicedProduct, ...]) -> Variant:
+        """Returns the graph with exactly these products in slices, as far as it has them."""
+        graph = self._given.copied(is_on_cpu=self.is_on_cpu)
+        return self._variant(
+            slice_products(
+                graph.module,
+                products,
+                num_fwd_outputs=graph.num_fwd_outputs,
+                static_lifetime_input_indices=graph.static_lifetime_input_indices,
+            )
+        )
+
+    def _variant(self, sliced: SlicedGraph) -> Variant:
+        return Variant(replace(self._given, module=sliced.module), sliced.products, sliced.left, is_whole=False)
+
+
+# -- the choice of one variant -------------------------------------------------------------------------------------------
+
+SAME_PEAK = 0.99
+"""Where no plan fits, more slices are taken only if they lower the peak below this share of the best one so far."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The figures of a plan by which numbers of slices are compared.
+
+    Attributes:
+        peak_bytes: The plan's peak, or if no plan fits, the lowest peak.
+        time_ns: The estimated time of forward and backward under the plan; 0 if no plan fits.
+        is_met: True if the plan keeps the requested budget or target; False if the lowest peak is requested.
+    """
+
+    peak_bytes: int
+    time_ns: int
+    is_met: bool
+
+
+def is_slower(found: Sequence[Candidate]) -> bool:
+    """Returns True if more slices help no further: the last plan keeps the budget, and so does one with fewer slices, as fast."""
+    times = [plan.time_ns for plan in found if plan.is_met]
+    return found[-1].is_met and len(times) > 1 and times[-1] >= times[-2]
+
+
+def best_of(found: Sequence[Candidate]) -> int:
+    """Returns the position of the fastest plan that keeps the budget; if none does, of the lowest plan with the fewest slices."""
+    kept = [k for k, plan in enumerate(found) if plan.is_met]
+    if kept:
+        return min(kept, key=lambda k: found[k].time_ns)
+    best = 0
+    for k, plan in enumerate(found):
+        if plan.peak_bytes < SAME_PEAK * found[best].peak_bytes:
+            best = k
+    return best
+
+
+def reasons_of(left: Sequence[NotSliced], *, is_whole: bool) -> str:
+    """Returns the reasons why products are not computed in slices; if other rows are, only the refusals of graph outputs.
+
+    Args:
+        is_whole: True if no rows of the graph are in slices.
+    """
+    return "; ".join(_reason_of(refusal) for refusal in left if refusal.is_output or is_whole)
+
+
+def _reason_of(refusal: NotSliced) -> str:
+    if refusal.is_output:
+        return f"logits are an output: {format_bytes(refusal.nbytes)} cannot be sliced; return the loss alone"
+    return f"{refusal.name}: {format_bytes(refusal.nbytes)} cannot be sliced: {refusal.reason}"
