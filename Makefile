@@ -67,7 +67,7 @@ test-versions:  ## what may differ between versions of torch, on each of VERSION
 	  $(MAKE) --no-print-directory test TORCH=$$torch PYTEST_ARGS="$(or $(PYTEST_ARGS),$(VERSION_TESTS))"; \
 	done
 
-bench: $(VENV)/.installed  ## measure the figures of docs/results.md
+bench: $(VENV)/.installed  ## measure the figures of docs/results/
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
 dev: $(VENV)/.dev  ## add the tools for working on the code to .venv

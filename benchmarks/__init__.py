@@ -1,4 +1,4 @@
-"""Benchmarks: the tables of docs/results.md, each a command (`python -m benchmarks.promise --help`)."""
+"""Benchmarks: the tables of docs/results/, each a command (`python -m benchmarks.promise --help`)."""
 
 import os
 

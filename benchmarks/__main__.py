@@ -1,8 +1,9 @@
-"""``python -m benchmarks``: every benchmark of docs/results.md, one after the other, each in a process of its own.
+"""``python -m benchmarks``: every benchmark of docs/results/, one after the other, each in a process of its own.
 
     python -m benchmarks [promise step_time ...] [--device cuda] [--toy] [--json FOLDER]
-    python -m benchmarks --markdown > docs/results.md
+    python -m benchmarks --markdown
 
+`--markdown` writes the tables of README.md, docs/results.md and docs/results/ anew, from what is stored.
 The exit status is 1 if any of them reported a miss.
 """
 
@@ -43,17 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--toy", action="store_true", help="small models: is everything in its place?")
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="where to write what was measured, a file each")
     parser.add_argument(
-        "--markdown",
-        nargs="?",
-        const="results",
-        choices=("results", "readme"),
-        help="run nothing, print docs/results.md (or the table of README.md) from the stored results",
+        "--markdown", action="store_true", help="run nothing, write the tables of the pages from the stored results"
     )
     arguments = parser.parse_args(argv)
     if arguments.markdown:
-        from benchmarks.common import markdown
+        from benchmarks.pages import blocks
 
-        print(markdown.page().rstrip() if arguments.markdown == "results" else markdown.readme_table())
+        blocks.write()
         return 0
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:

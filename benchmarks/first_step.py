@@ -100,11 +100,11 @@ def _cells(row: FirstStepRow, rows: Sequence[FirstStepRow]) -> list[str]:
         return [row.model, row.setting, *["-"] * 6, row.skipped]
     cold, warm = ratios(row, rows)
     lowered = "-" if row.cold.lowered is None else str(row.cold.lowered)
-    cells = [f"{row.cold.cpu_s:.1f}", _ratio(cold), lowered, str(row.cold.num_files), f"{row.cold.wall_s:.1f}"]
-    return [row.model, row.setting, *cells, f"{row.warm.cpu_s:.1f}", _ratio(warm)]
+    cells = [f"{row.cold.cpu_s:.1f}", ratio_text(cold), lowered, str(row.cold.num_files), f"{row.cold.wall_s:.1f}"]
+    return [row.model, row.setting, *cells, f"{row.warm.cpu_s:.1f}", ratio_text(warm)]
 
 
-def _ratio(ratio: float | None) -> str:
+def ratio_text(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}"
 
 

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 import compile_remat
-from benchmarks.common import markdown
+from benchmarks.pages import blocks
 from compile_remat import cli
 from compile_remat._torch.codegen_rules import inductor_rules
 from compile_remat.runtime.states import CALL_TABLE, PLAN_TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ROOMS = ("compile_remat", "passes", "cost_models")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -136,20 +136,27 @@ def test_pages_are_ascii(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
-    assert sorted(re.findall(r": ([\w-]+\.md)", navigation)) == sorted(p.name for p in (ROOT / "docs").glob("*.md"))
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(re.findall(r": ([\w/-]+\.md)", navigation)) == sorted(pages)
 
 
 # -- generated parts --------------------------------------------------------------------------------------------------
 
 
-def test_results_are_what_the_generator_prints() -> None:
-    """To write the page: python -m benchmarks --markdown > docs/results.md."""
-    assert (ROOT / "docs/results.md").read_text() == markdown.page()
+@pytest.mark.parametrize("page", blocks.PAGES, ids=lambda page: page.name)
+def test_tables_of_results_are_what_the_generator_writes(page: Path) -> None:
+    """To write them: python -m benchmarks --markdown."""
+    assert page.read_text() == blocks.filled(page.read_text())
 
 
-def test_table_of_the_readme_is_what_the_generator_prints() -> None:
-    """The text between the two marks: python -m benchmarks --markdown readme."""
-    assert between((ROOT / "README.md").read_text(), "table") == markdown.readme_table()
+def test_every_stored_result_is_on_a_page() -> None:
+    assert blocks.unshown() == set()
+    with pytest.raises(ValueError, match="no result and no table is called"):
+        blocks.filled("<!-- nothing.json: begin -->\n<!-- nothing.json: end -->")
+
+
+def test_the_page_of_results_is_short() -> None:
+    assert len((ROOT / "docs/results.md").read_text().split()) <= 6000
 
 
 def test_settings_are_all_described_with_their_defaults() -> None:
@@ -255,7 +262,7 @@ def test_sentences_of_docstrings_and_comments_have_a_subject() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "results.md"], ids=lambda page: page.name)
+@pages
 def test_sentences_of_pages_have_a_subject(page: Path) -> None:
     """Headings and output in blocks apart."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

@@ -162,6 +162,11 @@ def rivals_beaten(points: Sequence[Point]) -> Iterator[tuple[Point, Point, float
             yield rival, best, (best.step_ns or 0) / rival.step_ns
 
 
+def limit_of(rival: Point) -> float:
+    """The most that our time may be over this rival's."""
+    return CHECKPOINT_LIMIT if rival.kind == "checkpoint" else 1.0
+
+
 def shortfalls(point: Point, points: Sequence[Point], *, is_timed: bool) -> list[str]:
     """Reasons why a point falls short; times count only if `is_timed`."""
     if point.failure is not None:
@@ -197,7 +202,7 @@ def summary(points: Sequence[Point], *, is_timed: bool) -> tuple[list[str], int]
             lines.append(f"{name}: off by {statistics.median(errors):.2%} in the median, {max(errors):.2%} at worst")
     missed = sum(bool(shortfalls(point, points, is_timed=is_timed)) for point in points)
     for rival, best, ratio in rivals_beaten(points):
-        limit = CHECKPOINT_LIMIT if rival.kind == "checkpoint" else 1.0
+        limit = limit_of(rival)
         is_short = is_timed and ratio > limit
         missed += is_short
         lines.append(

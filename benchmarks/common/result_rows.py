@@ -46,4 +46,6 @@ class Row:
 
 
 def lowest_peak(rows: Sequence[Row]) -> int | None:
-    return next((row.peak_bytes for row in rows if row.kind == "remat" and row.setting == "min"), None)
+    """The measured peak at `min`, or that of its emitted code where nothing was measured."""
+    lowest = next((row for row in rows if row.kind == "remat" and row.setting == "min"), None)
+    return None if lowest is None else lowest.peak_bytes or lowest.scheduled_peak_bytes

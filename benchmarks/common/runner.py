@@ -171,4 +171,4 @@ def floor_text(row: Row, rows: Sequence[Row]) -> str:
     lowest = lowest_peak(rows)
     if lowest is None:
         return f"floor {mib(row.floor_bytes)}"
-    return f"floor {mib(row.floor_bytes)} (min measured {mib(lowest)}, off {row.floor_bytes / lowest - 1:+.1%})"
+    return f"floor {mib(row.floor_bytes)} (min {mib(lowest)}, off {row.floor_bytes / lowest - 1:+.1%})"

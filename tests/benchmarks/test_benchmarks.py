@@ -62,7 +62,7 @@ def test_unknown_model_and_scale_are_refused() -> None:
 def test_the_floor_is_compared_with_the_measured_minimum() -> None:
     rows = [Row("gpt", "plain", "default", peak_bytes=100 * MIB), Row("gpt", "remat", "min", peak_bytes=30 * MIB)]
     text = floor_text(Row("gpt", "remat", "0.2", budget_bytes=20 * MIB, floor_bytes=int(30.3 * MIB)), rows)
-    assert text == "floor 30.3 (min measured 30.0, off +1.0%)"
+    assert text == "floor 30.3 (min 30.0, off +1.0%)"
 
 
 def test_max_verdict() -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from benchmarks import zoo
-from benchmarks.common import markdown
 from benchmarks.common.code_only import (
     code_of_graphs,
     compile_code,
@@ -22,6 +21,7 @@ from benchmarks.common.code_only import (
     plain_peaks_bytes,
     without_compiler,
 )
+from benchmarks.pages import reports
 from benchmarks.zoo import ENTRIES, SAMPLE, child, entry_of, summary
 from benchmarks.zoo import __main__ as command
 from benchmarks.zoo.building import Entry, WithLoss
@@ -383,12 +383,11 @@ def test_plain_is_of_the_same_dtype() -> None:
 
 
 def test_the_page_has_the_zoo() -> None:
-    sections = [section for section in markdown.SECTIONS if section.file.startswith("zoo_")]
-    assert sections
-    for section in sections:
-        (titles, cells), *_ = section.tables([asdict(row) for row in rows()])
-        assert titles[0] == "model" and [row[0] for row in cells] == ["bert", "t5"]
-        assert "rows that miss: 1" in section.summary([asdict(row) for row in rows()])
+    zoo = reports.ZOO
+    titles, cells = zoo.table(rows())
+    assert titles[0] == "model" and [row[0] for row in cells] == ["bert", "t5"]
+    assert "rows that miss: 1" in str(zoo.summary(rows()))
+    assert list(zoo.misses(rows())) == [("t5", "min", "prediction")]
 
 
 def test_each_dtype_has_a_line_of_its_own() -> None:
