@@ -27,7 +27,7 @@ NAMES = (
 APART = frozenset(
     {
         "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "forecast_facts", "gpu_peaks", "inputs",
-        "picture", "planning_time", "published", "workspaces",
+        "picture", "planning_time", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which `python -m benchmarks` does not call."""
