@@ -19,7 +19,6 @@ NAMES = (
     "max_speed",
     "step_time",
     "slices",
-    "predicted_time",
     "gap",
     "scale",
     "gpu",

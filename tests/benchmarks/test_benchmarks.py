@@ -14,7 +14,6 @@ from benchmarks import (
     max_speed,
     models,
     planning_time,
-    predicted_time,
     promise,
     scale,
     together,
@@ -302,42 +301,6 @@ def test_gap_verdicts() -> None:
     assert gap._verdict(replace(full, budget_bytes=40)) == "below the floor"
     assert gap._verdict(replace(full, budget_bytes=55)) == "miss: no plan"
     assert gap.summary([full, wide]) == "2 budgets above the floor: gap within 1% at 1, median 2.2%, worst 4.0%"
-
-
-def _pair(measured: float, predicted: float, model: str = "gpt", budget: str = "0.4") -> predicted_time.Pair:
-    """A step of 100 ms, predicted to take 50; extra times are given as parts of the step."""
-    return predicted_time.Pair(
-        model, budget, 100_000_000, 50_000_000, 1 + measured, 1 + measured, 1 + measured, int(predicted * 50_000_000), 3
-    )
-
-
-def test_both_errors_of_a_predicted_time() -> None:
-    pair = _pair(measured=0.10, predicted=0.16)
-    assert pair.measured_extra_ns == pytest.approx(10e6)
-    assert pair.predicted_extra_ns == 8_000_000
-    assert pair.error_of_extra == pytest.approx(-0.2)
-    assert pair.error_of_step == pytest.approx(-0.02)
-    assert _pair(measured=-0.01, predicted=0.1).error_of_extra is None
-
-
-def test_predicted_times_are_counted_and_ranked() -> None:
-    pairs = [_pair(0.10, 0.22), _pair(0.20, 0.30), _pair(0.30, 0.61, budget="min")]
-    text = predicted_time.summary([*pairs, _pair(0.05, 0.9, model="bert")])
-    assert "2 of 4 pairs" in text
-    assert "rank order of gpt: 1.00" in text
-    assert "rank order of bert: one plan only" in text
-    assert "rank order of all: -0.20" in text
-    assert len(predicted_time.row(pairs[0])) == len(predicted_time.TITLES)
-
-
-@pytest.mark.usefixtures("empty_kernels")
-def test_predicted_time_runs_at_toy_size(tmp_path: Path) -> None:
-    out = tmp_path / "predicted.json"
-    flags = ["--toy", "--model", "chain256", "--budget", "min", "--pairs", "2", "--json", str(out)]
-    assert predicted_time.main(flags) == 0
-    (row,) = json.loads(out.read_text())["rows"]
-    assert (row["model"], row["budget"]) == ("chain256", "min")
-    assert row["step_ns"] > 0 and row["predicted_step_ns"] > 0 and row["predicted_extra_ns"] >= 0
 
 
 @pytest.mark.parametrize("problem", [synthetic.equal_layers(3), synthetic.unequal_layers(3)], ids=["equal", "unequal"])
