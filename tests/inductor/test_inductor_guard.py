@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import compile_remat
 from benchmarks.common import harness
-from benchmarks.models import Case, joining
+from benchmarks.models import Case
 from compile_remat.backend import compile_graph, remat
 from compile_remat.compilation import driver
 from compile_remat.config import RematConfig
@@ -20,6 +20,7 @@ from compile_remat.inductor.fusion_guard import GuardedChoices
 from compile_remat.partitioning import partitioner
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
+from tests.inductor import joining_models
 
 READERS = 12
 MIB = 1 << 20
@@ -144,7 +145,7 @@ def peak_of(case: str, partitioner_type: type[RematPartitioner]) -> tuple[int, l
     """Measured peak of a step at the lowest plan, and its gradients."""
     torch.compiler.reset()
     torch.manual_seed(0)
-    module, inputs = joining.CASES[case](0.5)
+    module, inputs = joining_models.CASES[case](0.5)
     run = trained(Case(case, module, inputs, ""), partitioner_type, "min")
     run.clear_and_step()
     gradients = [p.grad for p in module.parameters()]
