@@ -18,15 +18,12 @@ benchmarks/common/fake_cuda).  The exit status is 1 if the first code of a row i
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 from benchmarks.common import harness
 from benchmarks.common.harness import mib
@@ -76,10 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     versions = f"{version('torch')}, triton {version('triton')}" if not arguments.show else ""
     head = harness.header("cpu") | {"device": "fake (NVIDIA H100 80GB HBM3)", "torch": versions}
-    rows: list[CodegenRow] = []
-    if arguments.json is not None and arguments.json.exists():
-        stored = json.loads(arguments.json.read_text())
-        head, rows = stored["header"], [CodegenRow(**fields) for fields in stored["rows"]]
+    head, rows = harness.stored_rows(arguments.json, head, lambda fields: CodegenRow(**fields))
     if arguments.stale:
         return list_stale(arguments, head, rows)
     if not arguments.show:
@@ -95,13 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=list(CASES), help="may be repeated; default all")
-    parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; default both")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="store rows here, and make only what is not there")
+    parser = harness.parser_of_stored_rows(__doc__, CASES, DTYPES)
     parser.add_argument("--stale", action="store_true", help="plan the rows that are stored again, list what differs")
     parser.add_argument("--drop", action="store_true", help="with --stale: take what differs out of OUT")
-    parser.add_argument("--show", action="store_true", help="make nothing, print what is stored")
     return parser.parse_args(argv)
 
 
@@ -142,14 +132,8 @@ def list_stale(arguments: argparse.Namespace, head: dict[str, str], rows: Sequen
 def _of_process(model: str, dtype: str, options: Sequence[str], settings: Sequence[str]) -> Iterator[CodegenRow]:
     """The rows of a process of their own as they come."""
     harness.progress(f"{model} {dtype}: {', '.join(settings)}")
-    command = [sys.executable, "-m", "benchmarks.common.fake_cuda.rows", model, dtype, *options, *settings]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                yield CodegenRow(**json.loads(line))
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed")
+    command = ["benchmarks.common.fake_cuda.rows", model, dtype, *options, *settings]
+    yield from (CodegenRow(**fields) for fields in harness.rows_of_process(command))
 
 
 def table(rows: Sequence[CodegenRow]) -> tuple[Sequence[str], list[Sequence[str]]]:

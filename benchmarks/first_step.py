@@ -13,12 +13,10 @@ transformers are built from configurations (4 layers, width 256), where that pac
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.common import harness
 from benchmarks.common.first_step_run import MODELS, PLAIN, Taken, missing_package, run
@@ -53,11 +51,7 @@ class FirstStepRow:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
-    head = harness.header("cpu")
-    rows: list[FirstStepRow] = []
-    if arguments.json is not None and arguments.json.exists():
-        stored = json.loads(arguments.json.read_text())
-        head, rows = stored["header"], [FirstStepRow.of(fields) for fields in stored["rows"]]
+    head, rows = harness.stored_rows(arguments.json, harness.header("cpu"), FirstStepRow.of)
     if not arguments.show:
         for model in arguments.model or MODELS:
             for setting in (PLAIN, *(arguments.setting or SETTINGS)):
@@ -71,12 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; default all")
+    parser = harness.parser_of_stored_rows(__doc__, MODELS)
     parser.add_argument("--setting", action="append", help="a budget; may be repeated; default 0.5 and min")
     parser.add_argument("--toy", action="store_true", help="tiny models: checks the command, not the claims")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="store rows here, and make only what is not there")
-    parser.add_argument("--show", action="store_true", help="make nothing, print what is stored")
     return parser.parse_args(argv)
 
 

@@ -12,16 +12,12 @@ exit status is 1 if an observed forecast is off by more than 512 bytes, or an es
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 from benchmarks.common import harness
 from benchmarks.common.harness import mib
@@ -82,13 +78,10 @@ class ForecastRow:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parse(argv)
+    arguments = harness.parser_of_stored_rows(__doc__, CASES, DTYPES).parse_args(argv)
     versions = f"{version('torch')}, triton {version('triton')}" if not arguments.show else ""
     head = harness.header("cpu") | {"device": f"fake ({DEVICE})", "torch": versions}
-    rows: list[ForecastRow] = []
-    if arguments.json is not None and arguments.json.exists():
-        stored = json.loads(arguments.json.read_text())
-        head, rows = stored["header"], [ForecastRow(**fields) for fields in stored["rows"]]
+    head, rows = harness.stored_rows(arguments.json, head, lambda fields: ForecastRow(**fields))
     if not arguments.show:
         for model in arguments.model or CASES:
             for dtype in arguments.dtype or DTYPES:
@@ -101,15 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(not row.is_exact or abs(row.estimate_error or 0.0) > WORST_ESTIMATE for row in rows))
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=list(CASES), help="may be repeated; default all")
-    parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; default both")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="store rows here, and make only what is not there")
-    parser.add_argument("--show", action="store_true", help="make nothing, print what is stored")
-    return parser.parse_args(argv)
-
-
 def made(model: str, dtype: str, known: Sequence[ForecastRow]) -> Iterator[ForecastRow]:
     """The rows of a model that are not known yet."""
     before = {row.budget for row in known if (row.model, row.dtype) == (model, dtype)}
@@ -118,11 +102,8 @@ def made(model: str, dtype: str, known: Sequence[ForecastRow]) -> Iterator[Forec
         return
     harness.progress(f"{model} {dtype}: {', '.join(budgets)}")
     source = f"benchmarks.models.codegen:{model}"
-    command = [sys.executable, "-m", "benchmarks.common.fake_cuda.forecast_rows", source, dtype, *budgets]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    for budget, line in zip(budgets, lines, strict=True):
-        emitted = json.loads(line)
+    command = ["benchmarks.common.fake_cuda.forecast_rows", source, dtype, *budgets]
+    for budget, emitted in zip(budgets, list(harness.rows_of_process(command)), strict=True):
         observed, seconds = _timed(source, dtype, budget, estimate=False)
         estimated, estimate_seconds = _timed(source, dtype, budget, estimate=True)
         yield ForecastRow(

@@ -29,7 +29,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,10 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ):
                 print(json.dumps(asdict(row)), flush=True)
         return 0
-    head, rows = {}, list[PeakRow]()
-    if arguments.json is not None and arguments.json.exists():
-        stored = json.loads(arguments.json.read_text())
-        head, rows = stored["header"], [PeakRow(**fields) for fields in stored["rows"]]
+    head, rows = harness.stored_rows(arguments.json, {}, lambda fields: PeakRow(**fields))
     if not arguments.show:
         head = harness.header(arguments.device)
         measure(arguments, head, rows)
@@ -132,17 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=list(codegen.CASES), help="may be repeated; default all")
-    parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; default both")
+    parser = harness.parser_of_stored_rows(__doc__, codegen.CASES, DTYPES)
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="may be repeated; default all")
     parser.add_argument("--device", default="cuda", help="cuda (default) or cpu, to try the command")
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, help="processes at once (default: one a core)"
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="for all of it (default 30)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="store rows here, and make only what is not there")
-    parser.add_argument("--show", action="store_true", help="make nothing, print what is stored")
     parser.add_argument("--only", nargs="+", metavar="MODEL DTYPE SETTING", help="these rows here, as lines of JSON")
     parser.add_argument("--plain", type=int, default=0, help="with --only: plain's peak in bytes")
     return parser.parse_args(argv)

@@ -10,13 +10,14 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from benchmarks.common.timing import RatioInterval, interleaved_ratio, step_time
 from benchmarks.models import TOY_SCALE, Case
 from compile_remat.device.measure import Peak, peak_bytes
 
+R = TypeVar("R")
 MIB = 1 << 20
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -135,6 +137,45 @@ def parser(description: str) -> argparse.ArgumentParser:
     result.add_argument("--seed", type=int, default=0)
     result.add_argument("--json", type=Path, metavar="OUT", help="also write everything to this file")
     return result
+
+
+def parser_of_stored_rows(
+    description: str | None, models: Iterable[str], dtypes: Sequence[str] = ()
+) -> argparse.ArgumentParser:
+    """The options of benchmarks that store their rows one by one, and make only those that are not there."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--model", action="append", choices=list(models), help="may be repeated; default all")
+    if dtypes:
+        result.add_argument("--dtype", action="append", choices=dtypes, help="may be repeated; default all")
+    result.add_argument("--json", type=Path, metavar="OUT", help="store rows here, and make only what is not there")
+    result.add_argument("--show", action="store_true", help="make nothing, print what is stored")
+    return result
+
+
+def stored_rows(
+    path: Path | None, head: dict[str, str], make: Callable[[dict[str, Any]], R]
+) -> tuple[dict[str, str], list[R]]:
+    """Header and rows that an earlier call stored; `head` and no rows if there is no file."""
+    if path is None or not path.exists():
+        return head, []
+    document = json.loads(path.read_text())
+    return document["header"], [make(fields) for fields in document["rows"]]
+
+
+def rows_of_process(command: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Lines of JSON that a process of its own prints, as they come.
+
+    Args:
+        command: A module and its arguments.
+
+    Raises:
+        RuntimeError: The process failed.
+    """
+    with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield from (json.loads(line) for line in process.stdout if line.startswith("{"))
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed")
 
 
 def scale_of(arguments: argparse.Namespace) -> float:

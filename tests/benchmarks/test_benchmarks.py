@@ -77,6 +77,20 @@ def test_ascii_table_aligns_its_columns() -> None:
     assert table.splitlines() == ["run      MiB  note", "-----  -----  ----", "plain  100.5  ok", "a          1"]
 
 
+def test_rows_come_from_files_and_from_processes(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    harness.write_json(path, {"torch": "2"}, [Row("gpt", "plain", "default")])
+    assert harness.stored_rows(path, {}, lambda fields: Row(**fields)) == (
+        {"torch": "2"},
+        [Row("gpt", "plain", "default")],
+    )
+    assert harness.stored_rows(tmp_path / "absent.json", {"torch": "3"}, dict) == ({"torch": "3"}, [])
+    path.write_text("{}")
+    assert list(harness.rows_of_process(["json.tool", str(path)])) == [{}]
+    with pytest.raises(RuntimeError, match="absent failed"):
+        list(harness.rows_of_process(["json.tool", "absent"]))
+
+
 @pytest.mark.full
 def test_max_speed_command() -> None:
     pytest.importorskip("compile_remat.backend")
