@@ -160,11 +160,16 @@ def _short(reason: str) -> str:
     return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON].rpartition(' ')[0]} ..."
 
 
+def _summed_up(table: Callable[[], str], *files: str) -> Callable[[], str]:
+    """Returns a function that makes the table and puts the summaries of those results below it."""
+    return lambda: "\n\n".join([table(), *map(reports.summary, files)])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "table": readme_table,
-    "gpu": gpu_table,
-    "cpu": cpu_table,
-    "gaps": gap_table,
-    "times": time_table,
+    "gpu": _summed_up(gpu_table, "gpu_peaks_h200.json"),
+    "cpu": _summed_up(cpu_table, "promise_cpu.json"),
+    "gaps": _summed_up(gap_table, "gap_cpu.json"),
+    "times": _summed_up(time_table, "first_step_cpu.json", "planning_time_cpu.json"),
     "misses": miss_table,
 }

@@ -229,9 +229,14 @@ def text(name: str) -> str:
         return _contest_text(name.partition("/")[2])
     report, rows = REPORTS[name], rows_of(name)
     parts = [f"{place(name)}; `{name}`", markdown_table(report.table(rows))]
-    if summary := str(report.summary(rows)):
-        parts.append(_block(summary))
+    if report.summary(rows):
+        parts.append(summary(name))
     return "\n\n".join(parts)
+
+
+def summary(name: str) -> str:
+    """The summary of a file's rows, as a block of text."""
+    return _block(str(REPORTS[name].summary(rows_of(name))))
 
 
 def _block(lines: str) -> str:
