@@ -47,7 +47,7 @@ def test_the_wheel_holds_the_modules_and_their_data_and_building_leaves_nothing(
     folders = {top: prefix.replace(".", "/") for top, prefix in PREFIXES.items()}
     modules = [name.split("/", 1) for name in before if "/" in name]
     assert held == {f"{folders[top]}/{rest}" for top, rest in modules}
-    data = ("py.typed", "cost_models/device/devices.json", "pages/page.css", "pages/page.js")
+    data = ("py.typed", "cost_models/device/devices.json", "pages/page.html.jinja", "pages/page.js")
     assert {f"compile_remat/{name}" for name in data} <= held
 
 

@@ -22,6 +22,20 @@ class Kind(StrEnum):
     TEMPORARY = "temporary"
 
 
+COLOURS = {
+    Kind.OUTPUT: "#9c4f96",
+    Kind.GRADIENT: "#3a9d5d",
+    Kind.SAVED: "#2b6cd0",
+    Kind.RECOMPUTED: "#d9730d",
+    Kind.TEMPORARY: "#8f949c",
+}
+"""One set of colours for light and dark grounds.
+
+Each colour has a contrast of at least 3 to 1 to white and to near-black (WCAG 2.2, 1.4.11), and any two are at least 20 apart in
+CIELAB (CIE76), for people with normal sight and with protanopia, deuteranopia or tritanopia (Machado et al. 2009, severity 1).
+"""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One buffer of a step.

@@ -7,8 +7,7 @@ from typing import Any
 
 from compile_remat._util.units import GIB, KIB, MIB, format_bytes
 from compile_remat.errors import MissingExtraError
-from compile_remat.pages.figures import BaseStep, FrontierPoint, Kind, PageFigures
-from compile_remat.pages.palette import COLOURS
+from compile_remat.pages.figures import COLOURS, BaseStep, FrontierPoint, Kind, PageFigures
 
 SIZE_INCHES = (7.0, 3.4)
 CHOSEN = COLOURS[Kind.SAVED]

@@ -67,6 +67,6 @@ class Viewable(ABC):
 
     def _repr_html_(self) -> str:
         """Returns the picture and a short table as HTML, for notebooks."""
-        from compile_remat.pages.notebook import notebook_html
+        from compile_remat.pages.page import notebook_html
 
         return notebook_html(self.figures())

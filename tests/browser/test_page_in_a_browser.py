@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing on the console, the figures of the plan, and what a script shows is what Python would."""
+"""The page in a real browser: nothing on the console, and the figures of the plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from compile_remat._util.units import format_bytes
-from compile_remat.pages.chart import binned
-from compile_remat.pages.figures import Kind, PageFigures
-from compile_remat.pages.page import html_page
-from compile_remat.pages.step_section import alive_at, largest
+from compile_remat.pages.figures import Kind, PageFigures, StepFigures
+from compile_remat.pages.page import MOST_TENSORS, PAGE_BINS, binned, html_page
 from tests.browser.chromium import LAPTOP, PHONE, chromium, complaints, posted
 from tests.pages.examples import HOSTILE, hostile, large, small
 
@@ -27,7 +25,7 @@ PROBE = """<script>
 (() => {
   const text = (id) => document.getElementById(id)?.textContent;
   const state = () => ({
-    where: text("where"), total: text("now-total"), other: text("now-other"), rest: text("rest"),
+    where: text("where"), total: text("now-sum"), other: text("now-other"), rest: text("rest"),
     kinds: Object.fromEntries(KINDS.map((kind) => [kind, text("now-" + kind)])),
     alive: [...document.querySelectorAll("#alive tr")].map((row) => [...row.cells].map((cell) => cell.textContent)),
     said: document.getElementById("slider").getAttribute("aria-valuetext"),
@@ -46,8 +44,13 @@ PROBE = """<script>
   plot.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY: box.top + 5 }));
   found.pointed = state();
   found.ground = getComputedStyle(document.body).backgroundColor;
-  const name = (svg) => svg.getAttribute("aria-label") || svg.querySelector("title").textContent;
-  found.names = [...document.querySelectorAll("svg")].map(name);
+  found.names = [...document.querySelectorAll("[role=img]")].map((chart) => chart.getAttribute("aria-label"));
+  found.labels = [...document.querySelectorAll(".label")].map((label) => label.textContent);
+  found.ticks = [...document.querySelectorAll(".tick")].map((tick) => tick.textContent);
+  found.areas = [...document.querySelectorAll("#step path[fill^='#']")].map((area) => {
+    const { width, height } = area.getBoundingClientRect();
+    return [area.getAttribute("class"), width / box.width, height / box.height];
+  });
   parent.postMessage(JSON.stringify(found), "*");
 })();
 </script>"""
@@ -57,32 +60,42 @@ def probed(
     figures: PageFigures, folder: Path, bins: list[int], size: tuple[int, int] = LAPTOP, is_dark: bool = False
 ) -> dict[str, Any]:
     """Returns the figures that the page shows at these bins."""
-    assert figures.step is not None
+    count = len(binned(figures.known_step(), PAGE_BINS).columns)
     probe = PROBE.replace("KINDS", json.dumps([k.value for k in Kind])).replace("BINS", json.dumps(bins))
-    probe = probe.replace("COUNT", str(len(binned(figures.step).columns)))
     page = folder / "page.html"
-    page.write_text(html_page(figures).replace("</body>", f"{probe}</body>"), encoding="utf-8")
+    page.write_text(
+        html_page(figures).replace("</body>", f"{probe.replace('COUNT', str(count))}</body>"), encoding="utf-8"
+    )
     text, console = posted(page, size=size, is_dark=is_dark)
     assert console == []
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def expected_bytes(figures: PageFigures, bin_: int) -> tuple[str, str, dict[str, str]]:
+def expected_bytes(step: StepFigures, bin_: int) -> tuple[str, str | None, dict[str, str]]:
     """Sum, other plan and kinds at a bin, as Python writes them."""
-    assert figures.step is not None
-    bins = binned(figures.step)
-    kinds = {kind.value: format_bytes(area[bin_]) for kind, area in bins.areas.items()}
-    return format_bytes(bins.live_bytes[bin_]), format_bytes(bins.other[bin_]), kinds
+    kinds = {kind.value: format_bytes(area[bin_]) for kind, area in step.areas.items()}
+    other = None if step.other is None else format_bytes(step.other.live_bytes[bin_])
+    return format_bytes(step.live_bytes[bin_]), other, kinds
+
+
+def expected_tensors(step: StepFigures, bin_: int) -> list[str]:
+    """Bytes of the largest tensors at a bin, as Python writes them."""
+    alive = sorted((t.nbytes for t in step.tensors if t.begin <= bin_ <= t.end), reverse=True)
+    return [format_bytes(nbytes) for nbytes in alive[:MOST_TENSORS]]
 
 
 def test_each_moment_has_the_figures_of_the_plan(tmp_path: Path) -> None:
-    figures = small()
+    figures, step = small(), small().known_step()
     found = probed(figures, tmp_path, [0, 1, 2, 3, 4, 5])
     for bin_, state in enumerate(found["bins"].values()):
-        assert (state["total"], state["other"], state["kinds"]) == expected_bytes(figures, bin_)
-    assert found["first"] == found["bins"]["3"], "the page opens at the peak, as Python drew it"
+        assert (state["total"], state.get("other"), state["kinds"]) == expected_bytes(step, bin_)
+        assert [row[1] for row in state["alive"]] == expected_tensors(step, bin_)
+    assert found["first"] == found["bins"]["3"], "the page opens at the peak"
+    assert found["first"]["where"] == "backward, at b"
     assert found["first"]["said"] == "backward, at b: 9.0 MiB live"
+    assert found["first"]["rest"] == "0 more tensors and workspaces: 1.0 MiB"  # 9 MiB less a, b and out
+    assert found["bins"]["0"]["rest"] == ""
     assert found["first"]["alive"][0] == [
         "a float32[1024, 1024]",
         "4.0 MiB",
@@ -93,16 +106,25 @@ def test_each_moment_has_the_figures_of_the_plan(tmp_path: Path) -> None:
     assert len(found["names"]) == 2 and all("9.0 MiB" in name for name in found["names"])
 
 
+def test_the_charts_have_their_shapes_and_texts(tmp_path: Path) -> None:
+    found = probed(small(), tmp_path, [0])
+    top = 12 * 1.12  # MiB
+    areas = {name: (width, height) for name, width, height in found["areas"]}
+    assert areas["output"] == pytest.approx((1, 1 / top), abs=0.01)
+    assert areas["temporary"] == pytest.approx((1, 9 / top), abs=0.01), "down to 0, under the other ones"
+    texts = {"plain torch.compile 12.0 MiB", "peak 9.0 MiB", "budget 10.0 MiB", "floor 8.0 MiB", "saved", "temporary"}
+    assert {*texts, "this plan: 9.0 MiB, +5.00 %"} <= set(found["labels"])
+    assert {"5 MiB", "10 MiB", "0 %", "8 %"} <= set(found["ticks"])
+
+
 def test_a_large_page_has_the_figures_of_the_plan(tmp_path: Path) -> None:
     figures = large()
-    assert figures.step is not None
-    bins = binned(figures.step)
-    wanted = [0, 17, 300, len(bins.columns) - 1]
+    step = binned(figures.known_step(), PAGE_BINS)
+    wanted = [0, 17, 300, len(step.columns) - 1]
     found = probed(figures, tmp_path, wanted)
     for bin_, state in zip(wanted, found["bins"].values(), strict=True):
-        alive = alive_at(largest(figures.step.tensors, 4000), bins.columns[bin_])
-        assert state["total"] == format_bytes(bins.live_bytes[bin_])
-        assert [row[1] for row in state["alive"]] == [format_bytes(t.nbytes) for t in alive[:12]]
+        assert (state["total"], state.get("other"), state["kinds"]) == expected_bytes(step, bin_)
+        assert [row[1] for row in state["alive"]] == expected_tensors(step, bin_)
 
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])

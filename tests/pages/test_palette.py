@@ -1,15 +1,22 @@
 """Kinds can be told apart on both grounds, and by people who do not see all colours."""
 
+import re
 from itertools import combinations
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compile_remat.pages.figures import Kind
-from compile_remat.pages.palette import BACKGROUNDS, COLOURS, INK
+from compile_remat.pages.figures import COLOURS, Kind
+from compile_remat.pages.page import html_page
+from tests.pages.examples import small
 
 Floats = NDArray[np.float64]
+
+GROUNDS = dict(
+    zip(("light", "dark"), re.findall(r"--ground: (#\w{6}); --ink: (#\w{6})", html_page(small())), strict=True)
+)
+"""Colours of the ground and of texts on it, from the page's style sheet."""
 
 SIGHT: dict[str, Floats] = {
     "normal": np.eye(3),
@@ -51,10 +58,11 @@ def test_every_kind_has_a_colour() -> None:
     assert list(COLOURS) == list(Kind)
 
 
-@pytest.mark.parametrize("theme", list(BACKGROUNDS))
+@pytest.mark.parametrize("theme", list(GROUNDS))
 def test_colours_stand_out_from_the_ground_and_text_can_be_read(theme: str) -> None:
-    assert {k: c for k, c in COLOURS.items() if contrast(c, BACKGROUNDS[theme]) < 3} == {}
-    assert contrast(INK[theme], BACKGROUNDS[theme]) > 7
+    ground, ink = GROUNDS[theme]
+    assert {k: c for k, c in COLOURS.items() if contrast(c, ground) < 3} == {}
+    assert contrast(ink, ground) > 7
 
 
 @pytest.mark.parametrize("sight", list(SIGHT))
