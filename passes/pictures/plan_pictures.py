@@ -33,12 +33,8 @@ class PlanPictures:
         plain: The problem whose `reference` plain torch.compile saves; None if unknown: plans are compared with the fastest plan.
         observed: Observed memory of plain torch.compile; None if not observed: a plan that saves the same values is simulated.
         work_seconds: The limit of each search for the frontier, as for `Planner`.
-
-    Attributes:
-        facts: Facts observed of the plan's own graphs; None if they were not lowered in this process.
+        facts: Facts observed of the plan's own graphs; None if they were not lowered in this process.  Not part of `to_text`.
     """
-
-    facts: RegionFacts | None = None
 
     def __init__(
         self,
@@ -47,16 +43,17 @@ class PlanPictures:
         *,
         observed: PlainFacts | None = None,
         work_seconds: float | None = None,
+        facts: RegionFacts | None = None,
     ) -> None:
-        self.problem, self.plain = problem, plain
-        self.observed, self.work_seconds = observed, work_seconds
+        self.problem, self.plain, self.observed = problem, plain, observed
+        self.work_seconds, self.facts = work_seconds, facts
 
     def __deepcopy__(self, memo: dict[int, object]) -> PlanPictures:
         """Returns itself, so that converting a plan to a dictionary does not copy a whole problem."""
         return self
 
     def to_text(self) -> str:
-        """Returns the arguments as compressed text, which `StoredPictures` reads."""
+        """Returns the arguments before `facts` as compressed text, which `StoredPictures` reads."""
         plain = None if self.plain is None else self.plain.to_json()
         observed = None if self.observed is None else astuple(self.observed)
         data = [self.problem.to_json(), plain, observed, self.work_seconds]
@@ -68,9 +65,9 @@ class PlanPictures:
 
     def with_facts(self, facts: RegionFacts) -> PlanPictures:
         """Returns a copy with the facts observed of the plan's graphs."""
-        pictures = PlanPictures(self.problem, self.plain, observed=self.observed, work_seconds=self.work_seconds)
-        pictures.facts = facts
-        return pictures
+        return PlanPictures(
+            self.problem, self.plain, observed=self.observed, work_seconds=self.work_seconds, facts=facts
+        )
 
     def nodes(self, plan: Plan) -> NodeTable:
         """Table of the bytes assumed and observed at each node; empty if nothing was observed."""
