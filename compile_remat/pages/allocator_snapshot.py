@@ -6,15 +6,11 @@ The format is that of ``torch.cuda.memory._snapshot()``, described beside its ty
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from pathlib import Path
+from itertools import accumulate, pairwise
 from typing import Any
 
-from compile_remat._util.atomic_write import write_atomically
 from compile_remat.pages.figures import Kind, PageFigures, StepFigures, Tensor
 
 ALIGNMENT_BYTES = 512
@@ -24,9 +20,10 @@ FIRST_ADDRESS = 0x7F0000000000
 
 
 def memory_snapshot(figures: PageFigures) -> dict[str, Any]:
-    """Returns the allocations and frees of the plan, node by node, and one segment with the buffers that are live at the end.
+    """Returns the allocations and frees of the plan, node by node, and one segment with the buffers.
 
-    Each buffer has its own address, by which the viewer tells buffers apart.
+    Each buffer has its own address, by which the viewer tells buffers apart; workspaces share the last address.  In the segment
+    those are active that are live at the end.
 
     Raises:
         ValueError: The tensors of the plan are unknown.
@@ -37,32 +34,31 @@ def memory_snapshot(figures: PageFigures) -> dict[str, Any]:
     end = workspace + max(step.live_bytes)
     segment = _event("segment_alloc", FIRST_ADDRESS, end - FIRST_ADDRESS, 0, [])
     return {
-        "segments": [_segment(step, addresses, end)],
+        "segments": [_segment(step, [*addresses, workspace, end])],
         "device_traces": [[segment, *_events(step, addresses, workspace)]],
         "allocator_settings": {},
         "external_annotations": [],
     }
 
 
-def write_snapshot(figures: PageFigures, path: str | os.PathLike[str]) -> None:
-    """Write the snapshot as a pickle, as torch does; raises OSError if that fails, and ValueError as `memory_snapshot`."""
-    write_atomically(Path(path), pickle.dumps(memory_snapshot(figures)))
-
-
-def _segment(step: StepFigures, addresses: Sequence[int], end: int) -> dict[str, Any]:
+def _segment(step: StepFigures, bounds: Sequence[int]) -> dict[str, Any]:
+    """Returns the segment with a block for each buffer, and one for workspaces, between two of the `bounds` each."""
     last = len(step.columns) - 1
-    blocks, at, live_bytes = list[dict[str, Any]](), FIRST_ADDRESS, 0
-    for tensor, address in zip(step.tensors, addresses, strict=True):
-        if tensor.end < last:
-            continue
-        blocks += [_block(at, address - at, None)] * (address > at)
-        blocks.append(_block(address, tensor.nbytes, tensor))
-        at, live_bytes = address + tensor.nbytes, live_bytes + tensor.nbytes
-    blocks += [_block(at, end - at, None)] * (end > at)
+    live_bytes = sum(t.nbytes for t in step.tensors if t.end == last)
+    blocks = [
+        {
+            "address": begin,
+            "size": end - begin,
+            "requested_size": end - begin if tensor is None else tensor.nbytes,
+            "state": "inactive" if tensor is None or tensor.end < last else "active_allocated",
+            "frames": [] if tensor is None else _frames(tensor),
+        }
+        for tensor, (begin, end) in zip([*step.tensors, None], pairwise(bounds), strict=True)
+    ]
     return {
         "device": 0,
         "address": FIRST_ADDRESS,
-        "total_size": end - FIRST_ADDRESS,
+        "total_size": bounds[-1] - FIRST_ADDRESS,
         "allocated_size": live_bytes,
         "active_size": live_bytes,
         "requested_size": live_bytes,
@@ -104,24 +100,8 @@ def _freed(address: int, nbytes: int, time_ns: int, frames: list[dict[str, Any]]
 
 
 def _event(action: str, address: int, nbytes: int, time_ns: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "action": action,
-        "addr": address,
-        "size": nbytes,
-        "stream": 0,
-        "time_us": time_ns // 1000,
-        "frames": frames,
-    }
-
-
-def _block(address: int, nbytes: int, tensor: Tensor | None) -> dict[str, Any]:
-    return {
-        "address": address,
-        "size": nbytes,
-        "requested_size": nbytes,
-        "state": "inactive" if tensor is None else "active_allocated",
-        "frames": [] if tensor is None else _frames(tensor),
-    }
+    fields = {"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": time_ns // 1000}
+    return {**fields, "frames": frames}
 
 
 def _frames(tensor: Tensor) -> list[dict[str, Any]]:

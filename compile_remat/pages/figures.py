@@ -195,7 +195,8 @@ class PageFigures:
     frontier: tuple[FrontierPoint, ...] = ()
 
     def known_step(self) -> StepFigures:
-        """Returns `step`; raises ValueError if it is None."""
+        """Returns `step`; raises ValueError with the notes if it is None."""
         if self.step is None:
-            raise ValueError("this plan was read from JSON, its tensors are not known: plan again to see them")
+            notes = (*self.notes, "the tensors of this plan are not known: plan again to see them")
+            raise ValueError("; ".join(note.rstrip(".") for note in notes))
         return self.step

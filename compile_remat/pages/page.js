@@ -4,6 +4,7 @@
 // texts are no part of it: they stand over it, at shares of width and height from the top left.
 
 const HEIGHT = 1000, FRONTIER_WIDTH = 1000;
+const MOST_TENSORS = 12; // tensors listed for one moment
 const LABEL_LEAST = 0.075; // the least height of an area that can hold its name, as a share of the chart
 const NEAR = 0.07; // labels closer than this share of the height would overlap
 
@@ -202,7 +203,7 @@ function show(data) {
     for (const [kind, area] of Object.entries(step.areas)) element(`now-${kind}`).textContent = bytes(area[bin]);
     element("now-sum").textContent = total;
     if (step.other) element("now-other").textContent = bytes(step.other.live_bytes[bin]);
-    const { kept, others, left } = alive(step, bin, data.most_tensors);
+    const { kept, others, left } = alive(step, bin, MOST_TENSORS);
     element("alive").replaceChildren(...kept.map(row));
     element("rest").textContent = left > 0 ? `${others} more tensors and workspaces: ${bytes(left)}` : "";
     slider.value = bin;

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import accumulate, pairwise
 from operator import add
@@ -28,18 +28,11 @@ PAGE_BINS, NOTEBOOK_BINS = 700, 340
 MOST_KEPT = 4000
 """Tensors on a page, at most: the smallest of more are counted, not listed."""
 
-MOST_TENSORS = 12
-"""Tensors listed for one moment, at most."""
-
-MOST_MODULES = 150
-"""Rows of the table of modules, at most; one more row sums up the remaining modules, which are the smallest."""
-
 MOMENTS = 24
 """Evenly spaced moments in the table of live bytes; the peak is one more."""
 
-MOST_TICKS = 6
-HEADROOM = 1.12
-"""End of an axis as a multiple of the highest amount, which leaves space for its label."""
+MOST_TICKS, HEADROOM = 6, 1.12
+"""Ticks of an axis, at most, and its end as a multiple of the highest amount, which leaves space for that amount's label."""
 
 
 def html_page(figures: PageFigures) -> str:
@@ -61,7 +54,7 @@ def _rendered(figures: PageFigures, data: dict[str, Any], *, is_page: bool) -> s
     limits = (("budget", figures.budget_bytes), ("lowest reachable peak", figures.floor_bytes))
     amounts = [(name, nbytes, "plan" if name == PREDICTED else "") for name, nbytes in figures.peaks]
     amounts += [(name, nbytes, "limit") for name, nbytes in limits if nbytes is not None]
-    return _template().render(figures=figures, data=data, amounts=amounts, most_modules=MOST_MODULES, is_page=is_page)
+    return _template().render(figures=figures, data=data, amounts=amounts, is_page=is_page)
 
 
 @cache
@@ -88,7 +81,6 @@ def page_data(figures: PageFigures, most_bins: int) -> dict[str, Any]:
     step = None if figures.step is None else binned(figures.step, most_bins)
     return {
         "colours": COLOURS,
-        "most_tensors": MOST_TENSORS,
         "step": None if step is None else _step_data(figures, step),
         "frontier": _frontier_data(figures) if figures.frontier else None,
     }
@@ -112,7 +104,7 @@ def _step_data(figures: PageFigures, step: StepFigures) -> dict[str, Any]:
         "moments": sorted({round(k * (len(live) - 1) / (MOMENTS - 1)) for k in range(MOMENTS)} | {peak}),
         "other": None if step.other is None else asdict(step.other),
         "lines": shown,
-        "axis": asdict(byte_axis(max([highest, *shown.values()]))),
+        "axis": byte_axis(max([highest, *shown.values()])),
         "tensors": [_tensor_data(t, strings) for t in largest(step.tensors, MOST_KEPT)],
         "strings": list(strings),
     }
@@ -128,7 +120,7 @@ def _tensor_data(tensor: Tensor, strings: dict[str, int]) -> list[int | str]:
 
 def _frontier_data(figures: PageFigures) -> dict[str, Any]:
     points = [{**asdict(p), "percent": 100 * figures.base.share_of(p.time_ns)} for p in figures.frontier]
-    return {"points": points, "axis": asdict(byte_axis(max(p.peak_bytes for p in figures.frontier)))}
+    return {"points": points, "axis": byte_axis(max(p.peak_bytes for p in figures.frontier))}
 
 
 def binned(step: StepFigures, most: int) -> StepFigures:
@@ -164,24 +156,15 @@ def largest(tensors: Sequence[Tensor], most: int) -> Sequence[Tensor]:
     return [tensors[k] for k in sorted(order[:most])]
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis from 0 to `top_bytes`.
+def byte_axis(most_bytes: int) -> dict[str, Any]:
+    """Returns an axis from 0 to `top_bytes`, which is above `most_bytes`, and its `ticks`: amounts in bytes with their texts.
 
-    Attributes:
-        ticks: Amounts in bytes with their texts; the first amount is 0.
+    The ticks are at most six multiples of 1, 2 or 5 times a power of 10, in one unit, from 0 on.
     """
-
-    top_bytes: int
-    ticks: tuple[tuple[int, str], ...]
-
-
-def byte_axis(most_bytes: int) -> Axis:
-    """Returns the axis for amounts up to `most_bytes`; its at most six ticks are multiples of 1, 2 or 5 times a power of 10."""
     top_bytes = max(most_bytes + 1, int(most_bytes * HEADROOM))
     units = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}
     name, unit = next((name, unit) for name, unit in units.items() if top_bytes >= unit)
     steps = (factor * 10**power for power in range(5) for factor in (1, 2, 5))
     step = next(step for step in steps if top_bytes < MOST_TICKS * step * unit)
     numbers = range(0, top_bytes // unit + 1, step)
-    return Axis(top_bytes, tuple((number * unit, f"{number} {name}" if number else "0") for number in numbers))
+    return {"top_bytes": top_bytes, "ticks": [(k * unit, f"{k} {name}" if k else "0") for k in numbers]}

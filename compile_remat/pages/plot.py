@@ -9,29 +9,21 @@ from compile_remat._util.units import GIB, KIB, MIB, format_bytes
 from compile_remat.errors import MissingExtraError
 from compile_remat.pages.figures import COLOURS, BaseStep, FrontierPoint, Kind, PageFigures
 
-SIZE_INCHES = (7.0, 3.4)
-CHOSEN = COLOURS[Kind.SAVED]
-
 
 def step_plot(figures: PageFigures) -> Any:
     """Returns live bytes over a step as a ``matplotlib.figure.Figure``; raises ValueError if they are unknown."""
-    step = figures.step
-    if step is None:
-        raise ValueError("; ".join(figures.notes) or "the tensors of this plan are not known: there is nothing to plot")
+    step = figures.known_step()
     figure, axes = _figure()
-    most = max([*step.live_bytes, *(step.other.live_bytes if step.other is not None else ())])
+    other = () if step.other is None else step.other.live_bytes
+    most = max([*step.live_bytes, *other])
     scale, unit = _unit(most)
     edges = range(len(step.columns) + 1)
-    below = [0.0] * len(step.columns)
-    for kind, area in step.areas.items():
-        above = [low + nbytes / scale for low, nbytes in zip(below, area, strict=True)]
-        if any(area):
-            axes.stairs(above, edges, baseline=below, fill=True, color=COLOURS[kind], label=kind.value)
-        below = above
+    areas = {kind: [nbytes / scale for nbytes in (*area, area[-1])] for kind, area in step.areas.items() if any(area)}
+    axes.stackplot(
+        edges, *areas.values(), labels=list(areas), colors=[COLOURS[kind] for kind in areas], step="post", linewidth=0
+    )
     if step.other is not None:
-        axes.stairs(
-            [n / scale for n in step.other.live_bytes], edges, color="black", linewidth=1, label=step.other.label
-        )
+        axes.stairs([n / scale for n in other], edges, color="black", linewidth=1, label=step.other.label)
     limits = (("budget", figures.budget_bytes, "--"), ("lowest reachable peak", figures.floor_bytes, ":"))
     for name, nbytes, style in limits:
         if nbytes is not None and nbytes <= 1.5 * most:
@@ -52,18 +44,16 @@ def frontier_plot(points: Sequence[FrontierPoint], base: BaseStep, title: str = 
     figure, axes = _figure()
     scale, unit = _unit(max(p.peak_bytes for p in points))
     ordered = sorted(points, key=lambda p: p.peak_bytes)
-    x, y = [p.peak_bytes / scale for p in ordered], [100 * base.share_of(p.time_ns) for p in ordered]
-    axes.plot(x, y, color="black", linewidth=1, marker="o", markersize=4, clip_on=False, zorder=3)
-    for p in ordered:
+    peaks, percents = [p.peak_bytes / scale for p in ordered], [100 * base.share_of(p.time_ns) for p in ordered]
+    axes.plot(peaks, percents, color="black", linewidth=1, marker="o", markersize=4, clip_on=False, zorder=3)
+    for p, *place in zip(ordered, peaks, percents, strict=True):
         if p.is_chosen:
-            place = p.peak_bytes / scale, 100 * base.share_of(p.time_ns)
-            axes.plot(*place, marker="o", markersize=8, color=CHOSEN, clip_on=False, zorder=4)
-            axes.annotate(
-                f"this plan: {format_bytes(p.peak_bytes)}", place, textcoords="offset points", xytext=(8, 6), fontsize=9
-            )
+            text = f"this plan: {format_bytes(p.peak_bytes)}"
+            axes.plot(*place, marker="o", markersize=8, color=COLOURS[Kind.SAVED], clip_on=False, zorder=4)
+            axes.annotate(text, place, textcoords="offset points", xytext=(8, 6), fontsize=9)
     axes.set(xlabel=f"region peak, {unit}", ylabel=f"extra time, % of {base.name}", title=title)
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=min(0.0, *y))
+    axes.set_ylim(bottom=min(0.0, *percents))
     axes.grid(alpha=0.3)
     return figure
 
@@ -74,7 +64,7 @@ def _figure() -> tuple[Any, Any]:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "plot") from None
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    figure = Figure(figsize=(7.0, 3.4), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

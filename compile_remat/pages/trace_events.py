@@ -6,18 +6,13 @@ complete events (``X``), counters (``C``) and metadata (``M``); times are micros
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from compile_remat._util.atomic_write import write_atomically
 from compile_remat.pages.figures import PageFigures, StepFigures
 
-PROCESS = 0
-FORWARD, BACKWARD = 1, 2
-"""Thread ids in the trace."""
+PROCESS, FORWARD, BACKWARD = 0, 1, 2
+"""The process id of the trace, and its thread ids."""
 
 
 def chrome_trace(figures: PageFigures) -> dict[str, Any]:
@@ -27,47 +22,30 @@ def chrome_trace(figures: PageFigures) -> dict[str, Any]:
         ValueError: The tensors of the plan are unknown.
     """
     step = figures.known_step()
-    events = [*_names(figures), *_nodes(step), *_live_bytes(step, figures.budget_bytes)]
+    names = {PROCESS: f"{figures.title} (predicted)", FORWARD: "forward", BACKWARD: "backward"}
+    events = [
+        _event("M", "thread_name" if thread else "process_name", tid=thread, args={"name": name})
+        for thread, name in names.items()
+    ]
+    events += [*_nodes(step), *_live_bytes(step, figures.budget_bytes)]
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": dict(figures.facts)}
 
 
-def write_trace(figures: PageFigures, path: str | os.PathLike[str]) -> None:
-    """Write the trace as JSON; raises OSError if that fails, and ValueError as `chrome_trace`."""
-    write_atomically(Path(path), json.dumps(chrome_trace(figures)))
-
-
-def _names(figures: PageFigures) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": f"{figures.title} (predicted)"}}
-    for thread, name in ((FORWARD, "forward"), (BACKWARD, "backward")):
-        yield {"ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": {"name": name}}
+def _event(phase: str, name: str, **fields: Any) -> dict[str, Any]:
+    return {"ph": phase, "pid": PROCESS, "name": name, **fields}
 
 
 def _nodes(step: StepFigures) -> Iterator[dict[str, Any]]:
     made = {(t.name, t.begin): t for t in step.tensors}
-    again = set(step.columns[: step.num_forward])
+    forward, live_bytes = set(step.columns[: step.num_forward]), step.live_bytes
     for column, (name, start_ns, time_ns) in enumerate(zip(step.columns, step.starts_ns, step.times_ns, strict=True)):
-        in_forward = column < step.num_forward
-        tensor = made.get((name, column))
-        arguments: dict[str, Any] = {"live bytes": step.live_bytes[column]}
-        if tensor is not None:
-            arguments |= {
-                "bytes": tensor.nbytes,
-                "shape": list(tensor.shape),
-                "dtype": tensor.dtype,
-                "fate": tensor.fate,
-                "module": tensor.module_path,
-                "source": tensor.source_line,
-            }
-        yield {
-            "ph": "X",
-            "pid": PROCESS,
-            "tid": FORWARD if in_forward else BACKWARD,
-            "name": name,
-            "cat": "forward" if in_forward else "recomputed" if name in again else "backward",
-            "ts": start_ns / 1e3,
-            "dur": time_ns / 1e3,
-            "args": arguments,
-        }
+        thread = FORWARD if column < step.num_forward else BACKWARD
+        category = "forward" if thread == FORWARD else "recomputed" if name in forward else "backward"
+        arguments: dict[str, Any] = {"live bytes": live_bytes[column]}
+        if (tensor := made.get((name, column))) is not None:
+            arguments |= {"bytes": tensor.nbytes, "shape": list(tensor.shape), "dtype": tensor.dtype}
+            arguments |= {"fate": tensor.fate, "module": tensor.module_path, "source": tensor.source_line}
+        yield _event("X", name, tid=thread, cat=category, ts=start_ns / 1e3, dur=time_ns / 1e3, args=arguments)
 
 
 def _live_bytes(step: StepFigures, budget_bytes: int | None) -> Iterator[dict[str, Any]]:
@@ -78,4 +56,4 @@ def _live_bytes(step: StepFigures, budget_bytes: int | None) -> Iterator[dict[st
         if budget_bytes is not None:
             counters["budget"] = {"bytes": budget_bytes}
         for name, arguments in counters.items():
-            yield {"ph": "C", "pid": PROCESS, "name": name, "ts": start_ns / 1e3, "args": arguments}
+            yield _event("C", name, ts=start_ns / 1e3, args=arguments)

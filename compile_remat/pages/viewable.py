@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
+from compile_remat._util.atomic_write import write_atomically
 from compile_remat.pages.figures import PageFigures
 
 POINTS = 10
@@ -39,20 +43,20 @@ class Viewable(ABC):
             OSError: The file cannot be written.
             ValueError: The tensors are unknown, because the plan was read from JSON.
         """
-        from compile_remat.pages.trace_events import write_trace
+        from compile_remat.pages.trace_events import chrome_trace
 
-        write_trace(self.figures(), path)
+        write_atomically(Path(path), json.dumps(chrome_trace(self.figures())))
 
     def to_memory_snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Write the predicted step as a snapshot of the allocator, for pytorch.org/memory_viz.
+        """Write the predicted step as a snapshot of the allocator, for pytorch.org/memory_viz: a pickle, as torch writes it.
 
         Raises:
             OSError: The file cannot be written.
             ValueError: The tensors are unknown, because the plan was read from JSON.
         """
-        from compile_remat.pages.allocator_snapshot import write_snapshot
+        from compile_remat.pages.allocator_snapshot import memory_snapshot
 
-        write_snapshot(self.figures(), path)
+        write_atomically(Path(path), pickle.dumps(memory_snapshot(self.figures())))
 
     def plot(self) -> Any:
         """Returns live bytes over the step as a ``matplotlib.figure.Figure``.

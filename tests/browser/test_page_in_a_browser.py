@@ -10,7 +10,7 @@ import pytest
 
 from compile_remat._util.units import format_bytes
 from compile_remat.pages.figures import Kind, PageFigures, StepFigures
-from compile_remat.pages.page import MOST_TENSORS, PAGE_BINS, binned, html_page
+from compile_remat.pages.page import PAGE_BINS, binned, html_page
 from tests.browser.chromium import LAPTOP, PHONE, chromium, complaints, posted
 from tests.pages.examples import HOSTILE, hostile, large, small
 
@@ -82,7 +82,7 @@ def expected_bytes(step: StepFigures, bin_: int) -> tuple[str, str | None, dict[
 def expected_tensors(step: StepFigures, bin_: int) -> list[str]:
     """Bytes of the largest tensors at a bin, as Python writes them."""
     alive = sorted((t.nbytes for t in step.tensors if t.begin <= bin_ <= t.end), reverse=True)
-    return [format_bytes(nbytes) for nbytes in alive[:MOST_TENSORS]]
+    return [format_bytes(nbytes) for nbytes in alive[:12]]
 
 
 def test_each_moment_has_the_figures_of_the_plan(tmp_path: Path) -> None:

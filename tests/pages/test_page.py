@@ -196,11 +196,11 @@ def test_the_smallest_of_very_many_tensors_are_left_out() -> None:
 
 def test_ticks_are_round_amounts_of_one_unit() -> None:
     axis = byte_axis(120 * MIB)
-    assert [name for _, name in axis.ticks] == ["0", "50 MiB", "100 MiB"] and axis.top_bytes > 120 * MIB
+    assert [name for _, name in axis["ticks"]] == ["0", "50 MiB", "100 MiB"] and axis["top_bytes"] > 120 * MIB
 
 
 @pytest.mark.parametrize("most", [0, 1, 900, 1023, 70_000, 3 << 20, 1000 << 20, 77 << 30, 5 << 40])
 def test_every_size_has_an_axis(most: int) -> None:
     axis = byte_axis(most)
-    assert axis.top_bytes > most and 1 <= len(axis.ticks) <= MOST_TICKS
-    assert axis.ticks[-1][0] <= axis.top_bytes
+    assert axis["top_bytes"] > most and 1 <= len(axis["ticks"]) <= MOST_TICKS
+    assert axis["ticks"][-1][0] <= axis["top_bytes"]

@@ -19,7 +19,9 @@ def test_a_step_has_its_areas_and_lines() -> None:
         "lowest reachable peak 8.0 MiB",
     ]  # fmt: skip
     assert axes.get_ylabel() == "live MiB" and axes.get_xlim() == (0, 6)
-    assert max(max(patch.get_data().values) for patch in axes.patches) == 12
+    assert [max(stairs.get_data().values) for stairs in axes.patches] == [12]
+    tops = [max(path.vertices[:, 1]) for area in axes.collections for path in area.get_paths()]
+    assert tops == [1, 3, 7, 8, 9]
 
 
 def test_a_frontier() -> None:
