@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple
 
 import numpy as np
 
@@ -21,28 +21,34 @@ def rows_of_modules(found: Candidate) -> tuple[ModuleRow, ...]:
 
     Modules whose paths differ in one number alone, and whose counts and bytes are equal, share a row.
     """
-    values, simulator, batch = found.simulator.problem.values, found.simulator, found.batch
-    rows: dict[str, ModuleRow] = {}
-    for v in np.flatnonzero(batch.used[:, 0] | batch.recomputed[:, 0]).tolist():
-        value = values[v]
+    batch, saved_nbytes = found.batch, found.simulator.saved_nbytes
+    used, recomputed = batch.used[:, 0], batch.recomputed[:, 0]
+    rows: dict[str, list[ModuleRow]] = {}
+    for v in np.flatnonzero(used | recomputed).tolist():
+        value, is_saved, runs_again = found.simulator.problem.values[v], bool(used[v]), bool(recomputed[v])
+        is_first = runs_again and not (value.name.endswith(SUFFIX) and recomputed[v - 1])
         path = value.origin.module_path
-        row = rows.get(path) or ModuleRow(path, 1, 0, 0, 0, 0, 0)
-        if batch.used[v, 0]:
-            row = replace(
-                row, num_saved=row.num_saved + 1, saved_bytes=row.saved_bytes + int(simulator.saved_nbytes[v])
-            )
-        if batch.recomputed[v, 0]:
-            row = replace(row, recompute_time_ns=row.recompute_time_ns + value.time_ns)
-            if not value.name.endswith(SUFFIX) or not batch.recomputed[v - 1, 0]:
-                row = replace(
-                    row, num_recomputed=row.num_recomputed + 1, recomputed_bytes=row.recomputed_bytes + value.nbytes
-                )
-        rows[path] = row
-    return tuple(sorted(folded(rows.values()), key=_size, reverse=True))
+        row = ModuleRow(
+            path,
+            modules=1,
+            num_saved=int(is_saved),
+            saved_bytes=int(saved_nbytes[v]) * is_saved,
+            num_recomputed=int(is_first),
+            recomputed_bytes=value.nbytes * is_first,
+            recompute_time_ns=value.time_ns * runs_again,
+        )
+        rows.setdefault(path, []).append(row)
+    in_modules = (_summed(path, 1, of_path) for path, of_path in rows.items())
+    return tuple(sorted(folded(in_modules), key=_size, reverse=True))
 
 
 def _size(row: ModuleRow) -> tuple[int, int, str]:
     return row.saved_bytes + row.recomputed_bytes, row.recompute_time_ns, row.path
+
+
+def _summed(path: str, modules: int, rows: Sequence[ModuleRow]) -> ModuleRow:
+    sums = (sum(column) for column in zip(*(astuple(row)[2:] for row in rows), strict=True))
+    return ModuleRow(path, modules, *sums)
 
 
 def folded(rows: Iterable[ModuleRow]) -> list[ModuleRow]:
@@ -52,23 +58,14 @@ def folded(rows: Iterable[ModuleRow]) -> list[ModuleRow]:
         pattern = NUMBER.sub("*", row.path, count=1)
         figures = (row.num_saved, row.saved_bytes, row.num_recomputed, row.recomputed_bytes)
         groups.setdefault((pattern, *figures), []).append(row)
-    return [_merged(pattern, group) for (pattern, *_), group in groups.items()]
+    return [_merged(group) for group in groups.values()]
 
 
-def _merged(pattern: object, group: Sequence[ModuleRow]) -> ModuleRow:
-    first = group[0]
+def _merged(group: Sequence[ModuleRow]) -> ModuleRow:
     if len(group) == 1:
-        return first
+        return group[0]
     numbers = sorted(int(match[0]) for row in group if (match := NUMBER.search(row.path)))
-    return ModuleRow(
-        str(pattern).replace("*", ranges(numbers), 1),
-        len(group),
-        sum(row.num_saved for row in group),
-        sum(row.saved_bytes for row in group),
-        sum(row.num_recomputed for row in group),
-        sum(row.recomputed_bytes for row in group),
-        sum(row.recompute_time_ns for row in group),
-    )
+    return _summed(NUMBER.sub(ranges(numbers), group[0].path, count=1), len(group), group)
 
 
 def ranges(numbers: Sequence[int]) -> str:
