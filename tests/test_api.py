@@ -115,10 +115,22 @@ def test_a_page_has_the_figures_of_the_report(tmp_path: Path) -> None:
     (chosen,) = (point for point in figures.frontier if point.is_chosen)
     assert (chosen.peak_bytes, chosen.time_ns) == (report.plan.peak_bytes, report.plan.time_ns)
     assert min(point.peak_bytes for point in figures.frontier) <= chosen.peak_bytes
-    assert all(t.module_path and t.shape == (512, 8) for t in step.tensors if t.kind == "saved")
+    saved = {t.name: t for t in step.tensors if t.kind == "saved"}
+    assert all(t.module_path for t in saved.values())
+    snapshots = {name for name in saved if name.startswith("snapshot_of_")}  # of biases, which the backward reads again
+    assert {saved[name].shape for name in snapshots} <= {(8,)} and {
+        saved[n].shape for n in saved.keys() - snapshots
+    } == {(512, 8)}
     report.to_html(tmp_path / "page.html", points=0)
     text = (tmp_path / "page.html").read_text()
     assert format_bytes(report.plan.peak_bytes) in text and "<svg" in text
+
+
+def test_a_page_for_a_budget_in_bytes_has_the_line_of_plain_torch_compile() -> None:
+    report = explain(mlp(12), X, memory_budget="min")
+    step = report.figures().known_step()
+    assert report.plain is not None and step.other is not None and report.facts
+    assert (step.other.label, max(step.other.live_bytes)) == ("plain torch.compile", report.plain.peak_bytes)
 
 
 def test_plans_can_be_looked_at() -> None:

@@ -15,6 +15,7 @@ from compile_remat.compilation.feedback import bytes_to_plan_for, check_floor, i
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
+from compile_remat.pages.figures import PictureSource
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Assumptions, Plan, PlanPictures, Status, assumptions_after, largest_at_peak
 from compile_remat.planning.request import LOWEST, Fit, FitBelow
@@ -236,7 +237,9 @@ class Rounds:
         floor_bytes = peak_bytes if self._is_for_lowest else report.floor_bytes
         plan = report.plan
         if plan is not None and seen.report.plan is not None:
-            plan = replace(plan, largest=seen.report.plan.largest, pictures=seen.report.plan.pictures)
+            plan = replace(
+                plan, largest=seen.report.plan.largest, pictures=_with_facts_of(seen.report.plan, plan.pictures)
+            )
         rounds = len(self._before) + len(self.seen)
         return replace(report, observed_peak_bytes=peak_bytes, rounds=rounds, floor_bytes=floor_bytes, plan=plan)
 
@@ -262,3 +265,10 @@ def _with_largest(report: Report, run: RegionRun) -> Plan | None:
         return plan
     largest = largest_at_peak(plan.pictures.problem, plan, facts)
     return replace(plan, largest=largest, pictures=plan.pictures.with_facts(facts))
+
+
+def _with_facts_of(seen: Plan, pictures: PictureSource | None) -> PictureSource | None:
+    """The pictures of a plan with the facts observed of the same plan in a round, whose pictures may lack plain torch.compile."""
+    if not isinstance(pictures, PlanPictures) or not isinstance(seen.pictures, PlanPictures):
+        return pictures
+    return pictures if seen.pictures.facts is None else pictures.with_facts(seen.pictures.facts)
