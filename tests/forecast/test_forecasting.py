@@ -33,7 +33,7 @@ from compile_remat.forecast.device_choice import compare_devices
 from compile_remat.forecast.fake_trace import trace
 from compile_remat.forecast.forecasting import Forecast, forecast
 from compile_remat.forecast.max_batch import MaxBatch, _most
-from compile_remat.forecast.target_step import Target, step_of, step_on
+from compile_remat.forecast.target_step import Target, ready_on, step_of
 from compile_remat.passes import Plan, Planner, timeline
 from tests import planned_models
 
@@ -211,7 +211,8 @@ def test_the_entries_of_lists_on_a_path(path: str, entries: list[str]) -> None:
 def test_blocks_of_levels_can_be_checkpointed_too() -> None:
     builder = Builder(f"{OURS}:diffusion", dtype="bf16")
     traced = trace(builder, load_device("h100-sxm"))
-    problem, graph = step_on(traced, H100).problem, traced.joint.module.graph
+    ready = ready_on(traced, H100)
+    problem, graph = ready.step.problem, ready.prepared.joint.module.graph
     masks = hand_written(problem, graph)
     levels, blocks = masks[EACH], masks[INNER]
     assert (blocks & ~levels).any()  # values from one block of a level to the next
@@ -225,7 +226,8 @@ def test_blocks_of_levels_can_be_checkpointed_too() -> None:
 def test_experts_are_products_that_selective_checkpointing_saves() -> None:
     builder = Builder(f"{OURS}:experts", dtype="bf16")
     traced = trace(builder, load_device("h100-sxm"))
-    problem, graph = step_on(traced, H100).problem, traced.joint.module.graph
+    ready = ready_on(traced, H100)
+    problem, graph = ready.step.problem, ready.prepared.joint.module.graph
     masks = hand_written(problem, graph)
     grouped = [k for k, v in enumerate(problem.values) if v.name.startswith("_grouped_mm") and v.in_forward]
     assert len(grouped) == 2 * 2 and masks[PRODUCTS][grouped].all() and not masks[EACH][grouped].any()
@@ -236,8 +238,8 @@ def test_experts_are_products_that_selective_checkpointing_saves() -> None:
 
 def test_a_checkpointed_layer_keeps_what_others_read() -> None:
     traced = trace(llama(), load_device("h100-sxm"))
-    problem = step_of(llama(), H100).problem
-    graph = traced.joint.module.graph
+    ready = ready_on(traced, H100)
+    problem, graph = ready.step.problem, ready.prepared.joint.module.graph
     masks = hand_written(problem, graph)
     every, saved = masks["every layer checkpointed"], masks["nothing recomputed"]
     layers = layers_of(problem, {v.name: "matmul" for v in problem.values if v.kernel == "extern"})  # type: ignore[misc]
