@@ -194,7 +194,9 @@ def plan_rank(
     reduce_dtype: str | None = None,
     **settings: Any,
 ) -> RankForecast:
-    """Returns memory and time of a training step on one rank of a mesh, whose devices need not be here; see `docs/forecast.md`.
+    """Returns memory and time of a training step on one rank of a mesh, whose devices need not be here.
+
+    `docs/guides/planning-hardware.md` says how it is worked out.
 
     Args:
         model: The name of a builder, or the function itself; see `plan`.
@@ -297,7 +299,7 @@ def install(**settings: Any) -> None:
     whole budget for itself, at the sizes of its compilation; `auto` reads the free memory once, in this call; a step that runs out
     of memory does not run again; no peaks are measured; an error, and a failure of the planner, is wrapped in
     ``BackendCompilerFailed``; a graph in Inductor's cache has no row in `reports`; `check` compares nothing, with a warning;
-    `cost_model="profile"` uses only the times in its file.  docs/stacks.md has the table.
+    `cost_model="profile"` uses only the times in its file.  docs/guides/trainer.md has the table.
 
     `install` turns Inductor's `allow_buffer_reuse` off: with it, regions that are compiled once would have wrong gradients.  It
     also turns off `reorder_for_locality`, for the sake of graphs that compute gradients themselves; Inductor's

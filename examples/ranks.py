@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/ranks.py --wrapper fsdp2 --budget min    # seconds, on a CPU too
 
-The budget is for the compiled graphs of one rank; what the wrapper holds beside them is printed as well (docs/ranks.md).  Under
-FSDP2 each block is compiled by itself, and its parameters are gathered before it runs and let go after it.
+The budget is for the compiled graphs of one rank; what the wrapper holds beside them is printed as well
+(docs/guides/several-ranks.md).  Under FSDP2 each block is compiled by itself, and its
+parameters are gathered before it runs and let go after it.
 """
 
 import argparse

@@ -39,11 +39,12 @@ COMMAND = re.compile(r"compile-remat ([a-z]+)([^`\n]*)")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s:]+)\)")
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 # -- pages ------------------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_pages_are_ascii(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
     assert sorted(re.findall(r": ([\w/-]+\.md)", navigation)) == sorted(pages)
 
@@ -160,7 +161,9 @@ def test_the_page_of_results_is_short() -> None:
 
 
 def test_settings_are_all_described_with_their_defaults() -> None:
-    table = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
+    table = re.findall(
+        r"^\| `(\w+)` \| .* \| (.*) \|$", (ROOT / "docs/reference/settings.md").read_text(), re.MULTILINE
+    )
     config = compile_remat.RematConfig()
     assert [name for name, _ in table] == [field.name for field in dataclasses.fields(config)]
     absent = {"capacity": "the GPU's own", "instances": "`learn`", "time_limit": "by the graph's size"}
@@ -177,7 +180,7 @@ FALSE_OF_RULES = {"always_concatenates": "only of buffers", "has_channels_last":
 
 def test_rules_of_inductor_are_those_of_the_installed_one() -> None:
     """Of the two columns for a CPU, one holds, on several threads; that for a GPU does on every version."""
-    page = between((ROOT / "docs/memory-model.md").read_text(), "rules")
+    page = between((ROOT / "docs/internals/memory-model.md").read_text(), "rules")
     table = {
         row[0]: row[1:] for row in re.findall(r"^\| `(\w+)`[^|]*\| (.*?) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
     }
@@ -200,7 +203,7 @@ def text_of_rule(name: str, value: int | tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize("table", [PLAN_TABLE, CALL_TABLE], ids=["plan", "call"])
 def test_states_of_a_region_are_those_of_the_code(table: str) -> None:
-    assert dedent(table).strip("\n") in (ROOT / "docs/several-graphs.md").read_text()
+    assert dedent(table).strip("\n") in (ROOT / "docs/guides/several-graphs.md").read_text()
 
 
 @pytest.mark.proof

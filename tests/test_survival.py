@@ -286,5 +286,5 @@ def test_other_graph_breaks_are_none(recwarn: pytest.WarningsRecorder) -> None:
 
 
 def test_the_manual_names_these_options() -> None:
-    manual = (Path(__file__).parent.parent / "docs" / "budgets.md").read_text()
+    manual = (Path(__file__).parent.parent / "docs/reference/budgets.md").read_text()
     assert all(f"| `{name}`" in manual for name in OPTIONS)

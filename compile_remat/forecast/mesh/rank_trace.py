@@ -86,7 +86,7 @@ def trace_rank(
         if layout.tp > 1 and not any(map(is_spread, model.parameters())):
             raise ConfigError(
                 f"tp = {layout.tp}: the builder {builder.name} spreads no parameter. It has to take `mesh` and apply "
-                "tensor parallelism over mesh['tp'] itself; see docs/forecast.md."
+                "tensor parallelism over mesh['tp'] itself; see docs/guides/planning-hardware.md."
             )
         blocks = blocks_of(model) if layout.shard == "fsdp2" else {}
         if layout.shard == "fsdp2" and not blocks:
