@@ -12,7 +12,12 @@ class LiveBuffer:
     """One buffer that is live at a peak, with the module and the source line that compute it.
 
     Attributes:
+        name: Its node in the joint graph.
+        nbytes: Its size.
+        shape: Its shape; empty for a scalar, and if it is not known.
         dtype: Name of the dtype without "torch.", as in "bfloat16".
+        module_path: The module that computes it, such as ``layers.1``; empty if unknown.
+        source_line: The user's line that computes it, as ``file.py:12``; empty if unknown.
         role: Reason why the buffer is live: "saved", "recomputed", "output", "gradient", or the tag that demands it.
     """
 

@@ -48,13 +48,23 @@ class Forecast(Viewable):
     """Memory and time of one training step on a device.
 
     Attributes:
+        model: Name of the builder.
+        sizes: The batch, and what else the builder takes, such as `seq`.
+        device: Name of the device.
+        dtype: Dtype of the parameters, such as `bf16`; `as built` for a builder's own.
+        optimizer: The setting `optimizer_state`.
+        parameter_bytes: Bytes of parameters and buffers.
+        optimizer_bytes: Bytes of the optimizer's state.
+        input_bytes: Bytes of the model's inputs.
         gradient_bytes: Bytes of all gradients of parameters.  The backward makes these, so they are part of the region peak.
         optimizer_workspace_bytes: Workspace of the optimizer's step, after the backward, or during it with early gradients.
         limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None if the device has no known capacity.
         plan: The plan within the budget.
         floor_bytes: The lowest reachable region peak.
         message: Difference between the plan and the request; empty if there is none.
+        largest: The largest batch, if requested.
         compared: Baselines, if requested.
+        gradients: The setting `gradients`.
         seconds: Wall time of the forecast.
         plain_peak_bytes: The region peak of plain torch.compile, if requested.
         observed_peak_bytes: The plan's region peak as read from its graphs after Inductor lowered them; None for an estimate.

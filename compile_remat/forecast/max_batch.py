@@ -36,6 +36,7 @@ class MaxBatch:
         batch: 0 if not even one sample fits; None if the batch is not known, for the reason in `why`.
         plan: The plan at that batch.
         total_bytes: Bytes on the device at the peak of that step.
+        why: Reason why there is no batch; empty if there is one.
     """
 
     batch: int | None

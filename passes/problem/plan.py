@@ -33,6 +33,7 @@ class SlicedProduct:
 
     Attributes:
         name: The product's node in the joint graph.
+        slices: The number of slices.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Plan(Viewable):
 
     Attributes:
         problem_key: `Problem.key()` of the problem that the plan solves.
+        status: The outcome of the search.
         budget_bytes: The budget that the plan was asked to fit; None if only speed or only memory counted.
         saved: Names of the saved values that the backward reads.
         recomputed: Names of the values that the backward recomputes, once or more often.
@@ -53,6 +55,7 @@ class Plan(Viewable):
         forward_peak_bytes: The most bytes live at once in the forward.
         saved_bytes: Bytes of saved values that the forward hands to the backward, outputs not counted.
         input_copy_bytes: Bytes of input copies that the forward also hands to the backward: weights in a convolution's layout.
+        largest: The largest tensors live at the peak.
         output_bytes: Bytes of the outputs.
         step_time_ns: Estimated time of forward and backward if nothing is recomputed and nothing is written only to be saved.
         recompute_time_ns: Estimated time of the recomputed values.

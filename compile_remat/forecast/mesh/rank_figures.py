@@ -33,8 +33,13 @@ class RankForecast:
     """Memory and time of one training step on rank 0 of a mesh, which holds as much as any other.
 
     Attributes:
+        model: Name of the builder.
+        device: Name of the device of each rank.
         mesh: The mesh as text, such as ``dp=8,tp=2``.
         shard: Kind of data parallelism, one of `layout.SHARDS`.
+        num_ranks: The number of ranks.
+        dtype: Dtype of this rank's shards.
+        optimizer: The setting `optimizer_state`.
         sizes: Sizes of this rank's batch.
         parameter_bytes: Bytes of this rank's shards of parameters, and of buffers.
         gradient_bytes: Bytes of its shards of gradients at the end of the step.
@@ -46,6 +51,7 @@ class RankForecast:
         peak_moment: The moment of the step at which graphs, wrapper and optimizer together hold the most bytes.
         floor_bytes: The lowest reachable `peak_bytes`.
         limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None if the device has no known capacity.
+        budget_bytes: The budget of the step's graphs; None if the setting stands for no number of bytes.
         graphs: The different graphs with their plans.
         kernel_time_ns: Estimated time of all kernels, those of recomputed values included.
         collective_time_ns: Estimated time of all collectives; None if the device's links are not known.
