@@ -149,7 +149,8 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
     which need not be here; the settings `batch`, `seq` and `dtype` go to the builder, see `builders`.  Its graphs are lowered for
     the device if g++ and triton are installed, else planned by rules; with `estimate=True` always by rules.
 
-    >>> plan("llama-2-7b", device="h100-sxm", memory_budget="20GiB", optimizer_state="adamw", batch=2)  # doctest: +SKIP
+    Examples:
+        >>> plan("llama-2-7b", device="h100-sxm", memory_budget="20GiB", optimizer_state="adamw", batch=2)  # doctest: +SKIP
     """
     if isinstance(model, str):
         return _plan_by_name(model, settings)
@@ -167,7 +168,8 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     Raises:
         RematError: A setting is invalid, the model cannot be traced, or the builder takes no `batch`.
 
-    >>> largest_batch("llama-2-7b", device="h100-sxm", optimizer_state="adamw", seq=2048).batch  # doctest: +SKIP
+    Examples:
+        >>> largest_batch("llama-2-7b", device="h100-sxm", optimizer_state="adamw", seq=2048).batch  # doctest: +SKIP
     """
     from compile_remat.forecast.forecasting import forecast
 
@@ -213,7 +215,8 @@ def plan_rank(
     Raises:
         RematError: A setting is invalid, or the model cannot be traced.
 
-    >>> plan_rank("llama-2-7b", "dp=8", "fsdp2", device="h100-sxm").total_bytes  # doctest: +SKIP
+    Examples:
+        >>> plan_rank("llama-2-7b", "dp=8", "fsdp2", device="h100-sxm").total_bytes  # doctest: +SKIP
     """
     from compile_remat.forecast.mesh.layout import MeshLayout
     from compile_remat.forecast.mesh.rank_forecast import forecast_rank
@@ -299,7 +302,7 @@ def install(**settings: Any) -> None:
     whole budget for itself, at the sizes of its compilation; `auto` reads the free memory once, in this call; a step that runs out
     of memory does not run again; no peaks are measured; an error, and a failure of the planner, is wrapped in
     ``BackendCompilerFailed``; a graph in Inductor's cache has no row in `reports`; `check` compares nothing, with a warning;
-    `cost_model="profile"` uses only the times in its file.  docs/guides/trainer.md has the table.
+    `cost_model="profile"` uses only the times in its file.  docs/reference/install.md has the table.
 
     `install` turns Inductor's `allow_buffer_reuse` off: with it, regions that are compiled once would have wrong gradients.  It
     also turns off `reorder_for_locality`, for the sake of graphs that compute gradients themselves; Inductor's

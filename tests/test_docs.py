@@ -203,7 +203,7 @@ def text_of_rule(name: str, value: int | tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize("table", [PLAN_TABLE, CALL_TABLE], ids=["plan", "call"])
 def test_states_of_a_region_are_those_of_the_code(table: str) -> None:
-    assert dedent(table).strip("\n") in (ROOT / "docs/guides/several-graphs.md").read_text()
+    assert dedent(table).strip("\n") in (ROOT / "docs/internals/regions.md").read_text()
 
 
 @pytest.mark.proof

@@ -1,0 +1,164 @@
+"""The reference of the manual: every public name, command, field of a file, message and glossary entry is where it should be."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import compile_remat
+from compile_remat import cli, errors
+from compile_remat.forecast.baselines import Baseline
+from compile_remat.forecast.device_choice import DeviceRow
+from compile_remat.forecast.forecasting import Forecast
+from compile_remat.forecast.max_batch import MaxBatch
+from compile_remat.passes import Plan, Status
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+REFERENCE = DOCS / "reference"
+SHOWN = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+def shown(page: str) -> list[Any]:
+    """The objects whose docstrings a page shows, by their paths."""
+    return [
+        getattr(importlib.import_module(module_of(path)), path.rpartition(".")[2])
+        for path in SHOWN.findall((REFERENCE / page).read_text())
+    ]
+
+
+def module_of(path: str) -> str:
+    module = path.rpartition(".")[0]
+    return module if module.startswith("compile_remat") else f"compile_remat.{module}"
+
+
+def test_the_api_shows_every_public_name() -> None:
+    public = {name: getattr(compile_remat, name) for name in compile_remat.__all__}
+    assert {found.__name__: found for found in shown("api.md")} == public
+
+
+@cache
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("command_help", DOCS / "command_help.py")
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_page_of_the_command_line_has_the_help_of_every_command() -> None:
+    page = hook().on_page_markdown((REFERENCE / "cli.md").read_text())
+    for command in cli.COMMANDS:
+        _, _, text = page.partition(f"\n## {command.name}\n")
+        section, _, _ = text.partition("\n## ")
+        for action in hook().parser_of(command)._actions:
+            assert all(option in section for option in action.option_strings), action.option_strings
+        assert re.search(rf"^    compile-remat {command.name} +# ", page, re.MULTILINE), (
+            "not in the list above the help"
+        )
+
+
+def test_fields_of_files_are_all_described() -> None:
+    """In the docstrings that the page shows, which name no field that is not there."""
+    for kind in shown("json.md"):
+        _, _, told = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+        described = [name for line in re.findall(r"^    ([\w, ]+):", told, re.MULTILINE) for name in line.split(", ")]
+        assert set(described) | {"pictures"} == {field.name for field in dataclasses.fields(kind)} | {"pictures"}, kind
+
+
+def keys(name: str) -> set[str]:
+    page = (REFERENCE / "json.md").read_text()
+    _, _, text = page.partition(f"<!-- keys of a {name}: begin -->\n")
+    return set(re.findall(r"^- `(\w+)`:", text.partition(f"<!-- keys of a {name}: end -->")[0], re.MULTILINE))
+
+
+PLAN = Plan("key", Status.FEASIBLE, 1, (), (), 1, 1, 0, 1, 0, 0, 0)
+
+
+def test_keys_of_files_are_those_of_the_fields_and_of_the_lists() -> None:
+    plan_fields = {field.name for field in dataclasses.fields(Plan)} - {"pictures"}
+    assert json.loads(PLAN.to_json()).keys() == plan_fields | keys("plan")
+    report = compile_remat.Report("key", "min", None, PLAN)
+    assert json.loads(report.to_json()).keys() == {field.name for field in dataclasses.fields(report)}
+    sizes = {"batch": 1}
+    found = Forecast("m", sizes, "l4", "bf16", "sgd", 1, 1, 0, 1, None, PLAN, 1, largest=MaxBatch(1, PLAN, 1))
+    compared = dataclasses.replace(found, compared=(Baseline("none", 1, 1, PLAN),))
+    assert json.loads(compared.to_json()).keys() == {field.name for field in dataclasses.fields(found)} | keys(
+        "forecast"
+    )
+    assert DeviceRow("l4", None, 1, PLAN, None).to_json_data().keys() == keys("row")
+    moment = compile_remat.StepMoment("forward", "", 1, 0)
+    rank = compile_remat.RankForecast(
+        "m", "l4", "dp=2", "ddp", 2, "bf16", "sgd", sizes, 1, 1, 0, 1, 0, 0, 1, moment, 1, None, None,
+        (compile_remat.RankGraph("", 1, PLAN),), 1, None, 1, 0,
+    )  # fmt: skip
+    assert json.loads(rank.to_json()).keys() == {field.name for field in dataclasses.fields(rank)} | keys("rank")
+
+
+def test_every_error_and_warning_has_its_entry() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+    public = {kind.__name__ for kind in kinds if kind.__module__ == errors.__name__}
+    assert public <= set(compile_remat.__all__)
+    headings = re.findall(r"^### `(\w+)`$", (REFERENCE / "messages.md").read_text(), re.MULTILINE)
+    assert sorted(headings) == sorted(public)
+
+
+def test_texts_of_warnings_that_are_explained_are_in_the_code() -> None:
+    """Between quotes in the first column of the warnings' table; "..." stands for anything."""
+    rows = re.findall(r'^\| (".*") \| ', (REFERENCE / "messages.md").read_text(), re.MULTILINE)
+    quoted = [text.strip(" ;,") for row in rows for text in re.findall(r'"([^"]+)"', row)]
+    pieces = [piece.strip(" ;,") for text in quoted for piece in text.split("...") if piece.strip(" ;,")]
+    assert len(pieces) >= 10
+    assert [piece for piece in pieces if piece not in words_of_code()] == []
+
+
+@cache
+def words_of_code() -> str:
+    """Our sources with texts that go over several lines joined."""
+    sources = "\n".join(path.read_text() for path in Path(compile_remat.__path__[0]).rglob("*.py"))
+    return re.sub(r'["\']\n\s*f?["\']', "", sources)
+
+
+def test_every_status_has_its_entry() -> None:
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ", (REFERENCE / "messages.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted([*Status.__members__, "NOT_PLANNED", "NOT_MODELLED"])
+
+
+def test_the_glossary_is_short() -> None:
+    words = re.findall(r"^\| ([^|]+) \| ", (REFERENCE / "glossary.md").read_text(), re.MULTILINE)
+    assert len(words) - words.count("word") <= 60
+
+
+@pytest.mark.parametrize(
+    "words", ["activation checkpointing", "batch size", "gradient accumulation", "LoRA", "out of memory"]
+)
+def test_a_heading_has_the_words_that_people_search_for(words: str) -> None:
+    """In a heading, as the search of the manual puts these first."""
+    headings = [h for page in DOCS.rglob("*.md") for h in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)]
+    assert [h for h in headings if words.lower() in h.lower().replace("-", " ")]
+
+
+RUN = ("getting-started.md", "guides/gradient-accumulation.md", "guides/early-gradients.md", "guides/several-graphs.md")
+"""Pages whose blocks are a program, one after the other."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", RUN)
+def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+    assert "Error" not in capsys.readouterr().out
+    if train := names.get("train"):  # of gradient accumulation
+        assert train(2) - train(1) == sum(parameter.nbytes for parameter in names["model"].parameters())
