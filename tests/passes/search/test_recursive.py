@@ -26,7 +26,7 @@ from compile_remat.passes.problem.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE
 from compile_remat.passes.search.recursive import Recursion
 from tests.oracles.random_problems import chain, random_problem
 from tests.oracles.slow_walk import slow_run
-from tests.passes.graph.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
+from tests.passes.graph.test_extraction import FUNCTIONS, gradients, inputs, late_masks, prepared_of
 
 DEEP = 60
 """Layers of a chain in which nesting pays."""
@@ -90,8 +90,7 @@ def test_random_numbers_may_differ() -> None:
     def function(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
         return ((x @ w1) * torch.rand_like(x)).sin() @ w2 @ w3
 
-    joint, _ = joint_of(function, inputs())
-    problem = build_problem(joint_graph.prepare(joint, num_fwd_outputs=1), cost=UnitCost())
+    problem = build_problem(prepared_of(function), cost=UnitCost())
     assert [v.name for v in problem.values if v.may_differ] == [v.name for v in problem.values if "rand" in v.name]
     assert any("rand" in v.name for v in problem.values)
 
@@ -128,43 +127,34 @@ def test_a_deep_chain_goes_below_what_one_recomputation_reaches() -> None:
     assert timeline(planner.problem, lowest).peak_bytes == lowest.peak_bytes
 
 
-def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds also for a plan found on the way to a target that the plan misses."""
+@pytest.mark.parametrize(
+    ("peak_of", "expected", "asked_bytes"),
+    [
+        (lambda budget: None if budget < 200 else max(budget, 600) if budget >= 500 else 510, 510, 490),
+        (lambda budget: None if budget < 840 else 995 if budget > 900 else 850, 850, 900),
+    ],
+    ids=["a plan on the way that misses its target", "a lower budget that is met where 980 is not"],
+)
+def test_the_lowest_that_was_seen_is_kept(
+    peak_of: Callable[[int], int | None], expected: int, asked_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = chain(12)
-    planner, seen = Planner(problem), []
+    planner, seen = Planner(problem), dict[int, int]()
 
     def from_segments(self: Recursion, budget_bytes: int) -> Candidate | None:
-        if budget_bytes < 200:
+        peak_bytes = peak_of(budget_bytes)
+        if peak_bytes is None:
             return None
         found = candidate(problem, planner.pinned, ())
-        found.batch.__dict__["peak"] = np.array([max(budget_bytes, 600) if budget_bytes >= 500 else 510])
-        seen.append((found.peak_bytes, budget_bytes))
+        found.batch.__dict__["peak"] = np.array([peak_bytes])
+        seen[budget_bytes] = peak_bytes
         return found
 
     monkeypatch.setattr(Recursion, "_from_segments", from_segments)
     monkeypatch.setattr(Recursion, "improved", lambda self, found, budget_bytes: found)
     lowest = planner._recursion.lowest(0, 1000)
-    assert lowest is not None
-    assert lowest.peak_bytes == min(peak for peak, _ in seen) == 510
-    assert (510, 490) in seen
-
-
-def test_a_lower_budget_may_be_met_where_a_higher_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for 980 bytes ends at 995, the one for 900 at 850."""
-    problem = chain(12)
-    planner = Planner(problem)
-
-    def from_segments(self: Recursion, budget_bytes: int) -> Candidate | None:
-        if budget_bytes < 840:
-            return None
-        found = candidate(problem, planner.pinned, ())
-        found.batch.__dict__["peak"] = np.array([995 if budget_bytes > 900 else 850])
-        return found
-
-    monkeypatch.setattr(Recursion, "_from_segments", from_segments)
-    monkeypatch.setattr(Recursion, "improved", lambda self, found, budget_bytes: found)
-    lowest = planner._recursion.lowest(0, 1000)
-    assert lowest is not None and lowest.peak_bytes == 850
+    assert lowest is not None and lowest.peak_bytes == min(seen.values()) == expected
+    assert seen[asked_bytes] == expected
 
 
 def test_only_where_the_budget_asks_for_it() -> None:
@@ -240,8 +230,7 @@ def test_gradients_equal_eager(function: Callable[..., Tensor], seed: int) -> No
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("function", CASES)
 def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., Tensor], seed: int) -> None:
-    joint, _ = joint_of(function, inputs())
-    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    prepared = prepared_of(function)
     problem = build_problem(prepared, cost=UnitCost())
     plan = forced(Planner(problem), seed)
     _, backward = extract(prepared, plan)
