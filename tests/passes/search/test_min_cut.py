@@ -1,4 +1,4 @@
-"""The cut against networkx and brute force; the hull and the bound."""
+"""The cut against brute force; the hull and the bound."""
 
 from itertools import pairwise
 
@@ -6,32 +6,24 @@ import numpy as np
 import pytest
 from expecttest import assert_expected_inline
 from hypothesis import given
-from hypothesis import strategies as st
 
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, RECOMPUTE, SAVE, Problem, Step, Value
 from compile_remat.passes.search.min_cut import CutSolver, hull, lower_bound_ns, pinned_indices
-from tests.oracles.exact_plans import all_plans, networkx_cut_value
-from tests.oracles.random_problems import problems, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, problems, seeded_problem
 
 PRICES = (0, 1, 3, 17)
 
 
-@given(problems, st.sampled_from(PRICES))
-def test_value_equals_networkx(problem: Problem, price: int) -> None:
-    cut = CutSolver(problem).cut(price)
-    exact = networkx_cut_value(problem, price)
-    assert cut.time_ns + price * cut.saved_bytes == exact
-    assert exact - 0.01 <= cut.value <= exact
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_value_equals_brute_force(seed: int) -> None:
-    problem = seeded_problem(seed)
+    problem = seeded_problem(seed, Shape(with_memory_of_kernels=seed % 2 == 1))
     plans = all_plans(problem)
     for price in PRICES:
-        cut = CutSolver(problem).cut(price)
-        assert cut.time_ns + price * cut.saved_bytes == int((plans.times + price * plans.saved_bytes).min())
+        cut, exact = CutSolver(problem).cut(price), int((plans.times + price * plans.saved_bytes).min())
+        assert cut.time_ns + price * cut.saved_bytes == exact
+        assert exact - 0.01 <= cut.value <= exact
 
 
 @given(problems)
@@ -107,12 +99,3 @@ def test_a_problem_without_readers() -> None:
     problem = Problem((Value("a", 4, EXTERN, (), 1),), (Step("output", 0, CONSTANT, (), ()),))
     cuts = hull(CutSolver(problem))
     assert [(c.saved, c.saved_bytes, c.time_ns, c.value) for c in cuts] == [((), 0, 0, 0.0)]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_repeated_calls_agree(seed: int) -> None:
-    problem = seeded_problem(seed)
-    solver = CutSolver(problem)
-    first = hull(solver)
-    assert hull(solver) == first == hull(CutSolver(seeded_problem(seed)))
-    assert solver.num_cuts > 0

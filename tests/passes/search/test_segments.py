@@ -123,13 +123,3 @@ def test_plans_of_a_chain_fit_and_rise_in_time() -> None:
 
 def test_no_plan_below_what_any_option_needs() -> None:
     assert segments_of(chain(12)).plan(0) is None
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_repeated_calls_agree(seed: int) -> None:
-    problem = seeded_problem(seed, LARGE)
-    first, second = segments_of(problem), segments_of(problem)
-    assert first.measured == second.measured
-    budget_bytes = int(0.8 * peak(first, first.levels[0]))
-    ours, theirs = first.plan(budget_bytes), second.plan(budget_bytes)
-    assert (ours is None and theirs is None) or (ours == theirs).all()

@@ -1,4 +1,4 @@
-"""The whole planner against brute force over all saved sets, and against HiGHS."""
+"""The whole planner against brute force over all saved sets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from compile_remat.passes import Plan, Planner, Problem, Status, Step, Value, so
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, SAVE
 from compile_remat.passes.search.options import DEFAULT
-from tests.oracles.exact_plans import AllPlans, all_plans, highs_fastest
+from tests.oracles.exact_plans import AllPlans, all_plans
 from tests.oracles.random_problems import Shape, chain, problems, seeded_problem
 from tests.oracles.slow_walk import slow_run
 
 MIB = 1 << 20
 LARGE = Shape(max_values=18, max_late=3, max_steps=10)
 SMALL = Shape(max_values=8, max_late=2, max_steps=8)
-EXTERN_ONLY = Shape(max_values=5, max_steps=5, extern_only=True)
 
 
 @cache
@@ -198,22 +197,6 @@ def test_reference_is_never_worse_than_torchs_choice(seed: int) -> None:
 def test_mask_of_names_what_is_not_there() -> None:
     with pytest.raises(KeyError, match="nowhere"):
         Planner(case(0)[0]).mask_of(["nowhere"])
-
-
-# -- HiGHS ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_highs_agrees_with_brute_force_and_the_planner(seed: int) -> None:
-    problem = seeded_problem(seed, EXTERN_ONLY)
-    plans = all_plans(problem)
-    planner = Planner(problem)
-    low, high = plans.lowest_peak, planner.fastest().peak_bytes
-    assert highs_fastest(problem, low - 1) is None
-    for budget_bytes in sorted({low, (low + high) // 2}):
-        best = highs_fastest(problem, budget_bytes)
-        assert best == plans.fastest_within(budget_bytes)
-        assert planner.within(budget_bytes).extra_time_ns == best - int(plans.times.min())
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------

@@ -13,15 +13,10 @@ from compile_remat.passes.problem.problem import CONSTANT, EXTERN
 from compile_remat.passes.search.bounds.lp_bound import LpBound, _first_step, _in_backward, gradient_bytes, last_steps
 from compile_remat.passes.search.min_cut import CutSolver, hull, lower_bound_ns
 from compile_remat.passes.search.options import SearchOptions
-from tests.oracles.exact_plans import AllPlans, all_plans
-from tests.oracles.random_problems import Shape, chain, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, seeded_problem
 
 SHAPES = (Shape(max_values=9, max_late=3, max_steps=9), Shape(max_values=7, max_late=0, max_steps=12, extern_only=True))
-
-
-def budgets(plans: AllPlans) -> range:
-    """Every budget from the lowest peak of any plan to the one of the fastest."""
-    return range(plans.lowest_peak, int(plans.peaks[plans.times == plans.times.min()].min()) + 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["mixed", "extern"])
@@ -31,7 +26,7 @@ def test_no_plan_is_faster_than_the_bound(shape: Shape, is_full: bool) -> None:
     for seed in range(200 if is_full else 60):
         problem = seeded_problem(seed, shape)
         plans, points = all_plans(problem), LpBound(Simulator(problem))
-        for budget_bytes in budgets(plans):
+        for budget_bytes in plans.budgets:
             best, bound = plans.fastest_within(budget_bytes), points.least_time_ns(budget_bytes)
             assert best is not None
             assert bound <= best, (seed, budget_bytes)
@@ -69,12 +64,6 @@ def test_gradients_in_the_middle_of_the_backward_count() -> None:
     assert (plan.saved, plan.extra_time_ns, plan.bound_time_ns, plan.status) == (("b",), 5, 5, Status.OPTIMAL)
     solver = CutSolver(problem)
     assert lower_bound_ns(solver, hull(solver), 16 - 4) == 0
-
-
-def test_a_bound_is_the_same_in_every_planner() -> None:
-    problem = chain(24, 8, 3)
-    first, second = LpBound(Simulator(problem)), LpBound(Simulator(Problem.from_json(problem.to_json())))
-    assert [first.least_time_ns(b) for b in range(60, 200, 7)] == [second.least_time_ns(b) for b in range(60, 200, 7)]
 
 
 def test_a_problem_whose_backward_reads_no_value() -> None:

@@ -13,7 +13,7 @@ from compile_remat.passes.search.bounds.moment_bound import MomentBound
 from compile_remat.passes.search.bounds.moments import Moments
 from compile_remat.passes.search.bounds.programme import Programme
 from compile_remat.passes.search.options import DEFAULT
-from tests.oracles.exact_plans import AllPlans, all_plans
+from tests.oracles.exact_plans import all_plans
 from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 SHAPES = (
@@ -22,11 +22,6 @@ SHAPES = (
     Shape(max_values=10, max_late=0, max_steps=4),
     Shape(max_values=9, max_late=2, max_steps=9, with_memory_of_kernels=True),
 )
-
-
-def budgets(plans: AllPlans) -> range:
-    """Every budget from the lowest peak of any plan to the one of the fastest."""
-    return range(plans.lowest_peak, int(plans.peaks[plans.times == plans.times.min()].min()) + 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["mixed", "extern", "forward", "kernels"])
@@ -39,7 +34,7 @@ def test_no_plan_is_faster_than_the_bound_with_every_moment(shape: Shape, is_ful
             moments.backward(programme, b)
         for place in range(simulator.num_values + 1):
             moments.forward(programme, place)
-        for budget_bytes in list(budgets(plans))[::2]:
+        for budget_bytes in list(plans.budgets)[::2]:
             best = plans.fastest_within(budget_bytes)
             assert best is not None
             bound = programme.proven_ns(programme.solve(budget_bytes).multipliers, budget_bytes)
@@ -67,7 +62,7 @@ def test_branches_that_run_out_of_time_prove_less_and_nothing_wrong() -> None:
     for seed in range(20):
         problem = seeded_problem(seed, SHAPES[0])
         plans = all_plans(problem)
-        budget_bytes = budgets(plans)[0]
+        budget_bytes = plans.budgets[0]
         best = plans.fastest_within(budget_bytes)
         for seconds in (0.0, math.inf):
             options = replace(DEFAULT, moment_excess=1.0, branch_seconds=seconds)
