@@ -12,7 +12,7 @@ from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.plan_timeline import Timeline, timeline, timeline_of
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.plan import Plan, Status
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Origin, Problem, Step, Value
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, Origin, Problem, Step, Value
 from tests.oracles.random_problems import Shape, problems, seeded_problem
 from tests.oracles.slow_walk import slow_run
 
@@ -73,19 +73,6 @@ b 20 recomputed, a 10 saved, out 5 output, g0 4 temporary""",
     )
 
 
-def test_all_saved() -> None:
-    """Nothing runs again, and b is free behind its last reader."""
-    assert_expected_inline(
-        report(timeline(chain(), plan_saving("b", "a"))),
-        """\
-g0      39
-g1      27
-output  13
-forward 35, peak 39
-b 20 saved, a 10 saved, out 5 output, g0 4 temporary""",
-    )
-
-
 def test_nothing_saved() -> None:
     """The forward drops a as soon as b is there, the backward makes both again."""
     assert_expected_inline(
@@ -128,21 +115,6 @@ def test_a_saved_value_that_nothing_reads_counts_for_nothing() -> None:
     problem = chain()
     values = (*problem.values, Value("idle", 1000, EXTERN, (), 1, position=3, in_forward=False))
     assert timeline(replace(problem, values=values), plan_saving("a", "idle")) == timeline(problem, plan_saving("a"))
-
-
-def test_a_value_in_registers_is_no_buffer() -> None:
-    """p is computed once more inside the kernel of `g`: only what it reads is alive."""
-    values = (Value("a", 4, EXTERN, (), 1), Value("p", 64, POINTWISE, (0,), 1, position=1))
-    steps = (Step("g", 2, POINTWISE, (1,), (), 1, is_output=True), Step("output", 0, CONSTANT, (), (0,)))
-    assert_expected_inline(
-        report(timeline(Problem(values, steps), plan_saving("a"))),
-        """\
-p       4
-g       6
-output  2
-forward 4, peak 6
-a 4 saved, g 2 gradient""",
-    )
 
 
 # -- the largest ------------------------------------------------------------------------------------------------------
