@@ -1,7 +1,7 @@
 """The planning problem as data: JSON, the key that plans are stored under, and what may be saved."""
 
 import json
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -107,13 +107,6 @@ def test_another_schema_is_refused(schema: object) -> None:
         Problem.from_json(json.dumps(data))
 
 
-def test_no_schema_is_refused() -> None:
-    data = json.loads(TINY.to_json())
-    assert data.pop("schema") == SCHEMA
-    with pytest.raises(ValueError, match="not a problem"):
-        Problem.from_json(json.dumps(data))
-
-
 # -- the key ----------------------------------------------------------------------------------------------------------
 
 
@@ -154,16 +147,6 @@ def test_key_changes_with_the_number_of_nodes() -> None:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("node", "name"),
-    [(TINY, "values"), (TINY.values[0], "nbytes"), (TINY.steps[0], "nbytes"), (ORIGIN, "dtype")],
-    ids=["Problem", "Value", "Step", "Origin"],
-)
-def test_frozen(node: object, name: str) -> None:
-    with pytest.raises(FrozenInstanceError):
-        setattr(node, name, getattr(node, name))
 
 
 @pytest.mark.parametrize(

@@ -85,15 +85,6 @@ def plans_of(problem: Problem, work_seconds: float | None, shares: tuple[float, 
 
 @pytest.mark.parametrize("seed", range(0, 40, 10))
 @pytest.mark.parametrize("work_seconds", LIMITS)
-def test_a_plan_is_returned_however_little_work_is_allowed(seed: int, work_seconds: float) -> None:
-    problem = seeded_problem(seed, LARGE)
-    for plan in plans_of(problem, work_seconds, (0.9, 0.6, 0.1)):
-        assert plan.budget_bytes is None or plan.is_feasible == (plan.peak_bytes <= plan.budget_bytes)
-        assert not plan.is_feasible or plan.extra_time_ns >= plan.bound_time_ns
-
-
-@pytest.mark.parametrize("seed", range(0, 40, 10))
-@pytest.mark.parametrize("work_seconds", LIMITS)
 def test_a_plan_does_not_depend_on_what_was_asked_before(seed: int, work_seconds: float) -> None:
     problem = seeded_problem(seed, LARGE)
     one_planner = plans_of(problem, work_seconds, (0.9, 0.6, 0.3))[:3]
@@ -154,11 +145,14 @@ def test_nobody_is_asked_where_the_work_is_done_anyway() -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 8))
-@pytest.mark.parametrize("questions", [0, 1, 3, 10, 30])
-def test_the_best_plan_so_far_is_a_plan(seed: int, questions: int) -> None:
+@pytest.mark.parametrize(
+    ("work_seconds", "questions"), [*((s, None) for s in LIMITS), *((None, q) for q in (0, 1, 3, 10, 30))]
+)
+def test_the_best_plan_so_far_is_a_plan(seed: int, work_seconds: float | None, questions: int | None) -> None:
+    """However little work is allowed, and whenever the search is stopped."""
     problem = seeded_problem(seed, LARGE)
     for share in (0.9, 0.6, 0.1):
-        planner = Planner(problem, None, After(questions))
+        planner = Planner(problem, work_seconds, None if questions is None else After(questions))
         plan = planner.within(int(share * planner.fastest().peak_bytes))
         assert plan.budget_bytes and plan.is_feasible == (plan.peak_bytes <= plan.budget_bytes)
         assert not plan.is_feasible or plan.extra_time_ns >= plan.bound_time_ns
