@@ -8,11 +8,14 @@ import re
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase
+from hypothesis.strategies import SearchStrategy
 from torch._inductor import config as inductor_config
 
 from tests.fuzz.check import check
@@ -70,6 +73,18 @@ class Result:
         self.plans["rows in slices"] += trial.slices != "off"
 
 
+def drawing(values: SearchStrategy[Any], examples: int, seed: int, *, shrinks: bool = False) -> Callable[..., Any]:
+    """Decorates a function of a drawn value: called without arguments, it runs on so many; the same ones for the same seed."""
+    settings = hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink) if shrinks else (Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda function: hypothesis.seed(seed)(settings(hypothesis.given(values)(function)))
+
+
 def run(entry: str, compiler: str, examples: int, seed: int, is_lowered: bool = False) -> Result:
     """So many trials; the same ones for the same seed.
 
@@ -78,15 +93,7 @@ def run(entry: str, compiler: str, examples: int, seed: int, is_lowered: bool = 
     gc.freeze()  # imported objects; torch collects garbage with every compilation
     result, attempts, known = Result(), itertools.count(), dict[str, Exception]()
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.given(trials(entry, compiler, is_lowered=is_lowered))
+    @drawing(trials(entry, compiler, is_lowered=is_lowered), examples, seed, shrinks=True)
     def all_train_right(trial: Trial) -> None:
         literal = repr(trial)
         if literal in known:

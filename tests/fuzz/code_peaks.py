@@ -14,14 +14,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-import hypothesis
 import torch
-from hypothesis import HealthCheck, Phase
 
 from benchmarks.common.code_only import compile_code, peaks_of_rounds, without_compiler
 from compile_remat.errors import RematError
 from compile_remat.runtime.process_state import clear_process_state
-from tests.fuzz.campaign import use_one_thread
+from tests.fuzz.campaign import drawing, use_one_thread
 from tests.fuzz.compiled import LEAST_BYTES
 from tests.fuzz.models import trials
 from tests.fuzz.program import Op, Program
@@ -82,15 +80,7 @@ def errors_of(examples: int, seed: int) -> Iterator[tuple[Program, Peaks]]:
     """Random programs of one graph whose code needs at least `LEAST_BYTES`."""
     found: list[tuple[Program, Peaks]] = []
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.given(trials("dynamo", "inductor", is_lowered=False))
+    @drawing(trials("dynamo", "inductor", is_lowered=False), examples, seed)
     def look(trial: Trial) -> None:
         if "graph_break" not in trial.program.kinds:
             peaks = peaks_of(trial.program)

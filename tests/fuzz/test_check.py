@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase
 
 from compile_remat._torch import joint_graph
 from compile_remat.passes import Plan, Planner
 from tests.fuzz import check as check_module
 from tests.fuzz import joint, partitioners
 from tests.fuzz.agreement import NumbersDiffer
+from tests.fuzz.campaign import drawing
 from tests.fuzz.check import check
 from tests.fuzz.compiled import Outcome
 from tests.fuzz.models import programs, trials
@@ -77,15 +76,7 @@ def test_a_recompute_that_was_not_planned_is_caught(monkeypatch: pytest.MonkeyPa
         check(trial)
 
 
-@hypothesis.settings(
-    max_examples=20,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
-@hypothesis.given(trials("dynamo"))
+@drawing(trials("dynamo"), examples=20, seed=0)
 def test_a_trial_prints_as_what_makes_it(trial: Trial) -> None:
     assert eval(repr(trial)) == trial
     outputs = trial.program.function()(*trial.program.tensors())
@@ -102,9 +93,7 @@ def test_the_leaves_are_the_same_every_time() -> None:
 def test_few_programs_are_turned_down() -> None:
     drawn: list[Program] = []
 
-    @hypothesis.seed(0)
-    @hypothesis.settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @hypothesis.given(programs())
+    @drawing(programs(), examples=100, seed=0)
     def draw(program: Program) -> None:
         drawn.append(program)
 
