@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compile_remat.passes import CLOCK, Planner, Problem, Status, Step, Value, timeline
+from compile_remat.passes import Planner, Problem, Status, Step, Value
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN
-from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 STEP, RETURN = Step("g", 4, EXTERN, (0,), ()), Step("output", 0, CONSTANT, (), (0,))
 
@@ -40,17 +39,6 @@ def test_what_cannot_be_planned_for_is_refused(problem: Problem, message: str) -
 def test_a_backward_that_reads_nothing_has_one_plan() -> None:
     plan = Planner(Problem((), (Step("g", 4, EXTERN, (), ()), RETURN))).within(10)
     assert (plan.status, plan.saved, plan.peak_bytes) == (Status.OPTIMAL, (), 4)
-
-
-@pytest.mark.parametrize("problem", [chain(24, 8, 3), seeded_problem(3, Shape(max_values=9))], ids=["chain", "mixed"])
-def test_a_search_that_is_stopped_at_once_has_a_plan_and_says_so(problem: Problem) -> None:
-    planner = Planner(problem, is_over=lambda: True)
-    fastest = planner.fastest()
-    plan = planner.within(fastest.peak_bytes - 1)
-    assert planner.ends == {CLOCK}
-    assert 0 <= plan.bound_time_ns and plan.least_peak_bytes <= plan.peak_bytes
-    assert plan.is_feasible == (plan.status is not Status.INFEASIBLE)
-    assert timeline(problem, plan).peak_bytes == plan.peak_bytes
 
 
 @pytest.mark.parametrize("budget_bytes", [0, -5])

@@ -155,7 +155,9 @@ def test_the_best_plan_so_far_is_a_plan(seed: int, work_seconds: float | None, q
         planner = Planner(problem, work_seconds, None if questions is None else After(questions))
         plan = planner.within(int(share * planner.fastest().peak_bytes))
         assert plan.budget_bytes and plan.is_feasible == (plan.peak_bytes <= plan.budget_bytes)
+        assert plan.least_peak_bytes <= plan.peak_bytes and plan.bound_time_ns >= 0
         assert not plan.is_feasible or plan.extra_time_ns >= plan.bound_time_ns
+        assert questions != 0 or planner.ends == {CLOCK}
         again = planner.plan_of(planner.mask_of(plan.saved), plan.budget_bytes, plan.again)
         assert (again.peak_bytes, again.extra_time_ns) == (plan.peak_bytes, plan.extra_time_ns)
 

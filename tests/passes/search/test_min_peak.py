@@ -26,16 +26,11 @@ def test_each_way_goes_lower_or_leaves_it(seed: int) -> None:
     assert minimum_peak.unavoidable_bytes <= search.peak(minimum_peak.first) <= levels.min()
     lowest = min(search.peak(m) for m in minimum_peak.found)
     assert lowest <= search.peak(minimum_peak.first)
-    assert search.peak(minimum_peak.found[0]) <= lowest / search.options.same_peak
+    near = [m for m in minimum_peak.found if search.peak(m) <= lowest / search.options.same_peak]
+    assert any(m is minimum_peak.found[0] for m in near)  # what is called the lowest is the fastest of those
+    assert search.time(minimum_peak.found[0]) == min(map(search.time, near))
     for mask in (minimum_peak.first, *minimum_peak.found):
         assert not (search.pinned & ~mask).any()
-
-
-def test_what_is_called_the_lowest_is_the_fastest_of_those() -> None:
-    search = Search(seeded_problem(6, LARGE), WorkBudget())
-    found = MinimumPeak(search).found
-    near = [m for m in found if search.peak(m) <= min(map(search.peak, found)) / search.options.same_peak]
-    assert search.time(found[0]) == min(map(search.time, near))
 
 
 @pytest.mark.parametrize("uses_perturbation", [True, False])

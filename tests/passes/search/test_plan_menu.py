@@ -10,7 +10,7 @@ from tests.oracles.random_problems import Shape, seeded_problem
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_offer_is_better_than_another_in_everything(seed: int) -> None:
+def test_no_offer_is_better_than_another_in_everything_and_both_ends_are_there(seed: int) -> None:
     planner = Planner(seeded_problem(seed, Shape(max_values=14, max_steps=9)))
     found = plan_options(planner)
     figures = [(o.time_ns, o.held_bytes, o.peak_bytes, o.forward_peak_bytes, o.kept_output_bytes) for o in found]
@@ -18,6 +18,9 @@ def test_no_offer_is_better_than_another_in_everything(seed: int) -> None:
         assert not any(b != a and all(x <= y for x, y in zip(b, a, strict=True)) for b in figures)
     assert [o.time_ns for o in found] == sorted(o.time_ns for o in found)
     assert found[0].time_ns == 0
+    assert min(o.peak_bytes for o in found) <= planner.lowest().peak_bytes
+    fewest = min(cut.saved_bytes for cut in planner.search.hull)
+    assert min(o.held_bytes for o in found) <= fewest + planner.simulator.output_bytes
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -29,15 +32,6 @@ def test_figures_are_those_of_the_plan_that_the_names_make(seed: int) -> None:
         assert plan.saved == option.saved
         assert (plan.held_bytes, plan.peak_bytes) == (option.held_bytes, option.peak_bytes)
         assert (plan.forward_peak_bytes, plan.extra_time_ns) == (option.forward_peak_bytes, option.time_ns)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_both_ends_are_there(seed: int) -> None:
-    planner = Planner(seeded_problem(seed, Shape(max_values=14, max_steps=9)))
-    found = plan_options(planner)
-    assert min(o.peak_bytes for o in found) <= planner.lowest().peak_bytes
-    fewest = min(cut.saved_bytes for cut in planner.search.hull)
-    assert min(o.held_bytes for o in found) <= fewest + planner.simulator.output_bytes
 
 
 def test_copies_of_inputs_lie_between_forward_and_backward() -> None:
