@@ -259,17 +259,6 @@ def experts(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (torch.relu(given @ torch.stack([up, 2 * up])) @ torch.stack([down, -down])).square().mean()
 
 
-@pytest.mark.parametrize("slices", [2, 5], ids=["even", "uneven"])
-@pytest.mark.parametrize("function", [gelu, swiglu, experts], ids=lambda f: f.__name__)
-def test_layers_have_the_same_gradients(function: Callable[..., Any], slices: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes = [(2, 6, WIDTH), (WIDTH, 16 * WIDTH), (16 * WIDTH, WIDTH)]
-    done = check_rewrite(
-        traced(function, *(torch.randn(*s, generator=generator).requires_grad_() for s in sizes)), slicing(slices)
-    )
-    assert done.result.products and sum(map(is_sliced, done.module.graph.nodes)) == 2
-
-
 def heads(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """Three narrow parts of one product, which attention reads, forward and backward."""
     q, k, v = (x @ up[:, : 3 * WIDTH]).chunk(3, -1)
@@ -284,11 +273,13 @@ def uneven_parts(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("slices", [2, 5], ids=["even", "uneven"])
-@pytest.mark.parametrize("function", [heads, uneven_parts], ids=lambda f: f.__name__)
-def test_parts_of_a_wide_tensor_are_handed_over_one_by_one(function: Callable[..., Any], slices: int) -> None:
+@pytest.mark.parametrize("function", [gelu, swiglu, experts, heads, uneven_parts], ids=lambda f: f.__name__)
+def test_layers_have_the_same_gradients(function: Callable[..., Any], slices: int) -> None:
+    """Parts of a wide tensor are handed over one by one."""
     generator = torch.Generator().manual_seed(0)
     sizes = [(2, 6, WIDTH), (WIDTH, 16 * WIDTH), (16 * WIDTH, WIDTH)]
     done = check_rewrite(
         traced(function, *(torch.randn(*s, generator=generator).requires_grad_() for s in sizes)), slicing(slices)
     )
-    assert done.result.products and any(map(is_sliced, done.module.graph.nodes))
+    num_calls = 1 if function is heads else 2  # with attention, the forward alone has a call
+    assert done.result.products and sum(map(is_sliced, done.module.graph.nodes)) == num_calls
