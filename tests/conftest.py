@@ -33,6 +33,42 @@ def is_full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings of the caller's, and no graph, report or state of earlier tests; random numbers start at one place."""
+    import torch
+
+    from compile_remat.config import RematConfig
+    from compile_remat.runtime.process_state import clear_process_state
+
+    for name in ("RANK", *(f"REMAT_{name.upper()}" for name in RematConfig.__dataclass_fields__)):
+        monkeypatch.delenv(name, raising=False)
+    torch.compiler.reset()
+    clear_process_state()
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def uncached(fresh: None) -> Iterator[None]:
+    """`fresh`, and everything is compiled anew: on a hit of torch's caches nothing of ours would run."""
+    import torch
+
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Nothing compiled, cached or reported elsewhere but kernels; the folder of torch's caches."""
     import torch
