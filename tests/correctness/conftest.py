@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-import torch
 from _pytest.mark.structures import ParameterSet
 
-import compile_remat
-from compile_remat.runtime.process_state import clear_process_state
 from tests.correctness.harness import BUDGETS, FULL_BUDGETS, MORE_BUDGETS, Case
 
 WITH_KERNELS = {
@@ -49,13 +46,8 @@ def budgets(request: pytest.FixtureRequest, is_full: bool, compiler: str) -> Seq
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in compile_remat.RematConfig.__dataclass_fields__:
-        monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
-    torch.compiler.reset()
-    clear_process_state()
-    yield
-    torch.compiler.reset()
+def _fresh(fresh: None) -> None:
+    """All cases start without settings and state."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

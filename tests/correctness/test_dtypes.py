@@ -1,4 +1,4 @@
-"""Types: scalars and tensors without a dimension, complex, integers, bools, half precision, float64, float8."""
+"""Types: scalars and tensors without a dimension, complex, integers, bools, half precision, float8."""
 
 from __future__ import annotations
 
@@ -132,7 +132,6 @@ CASES = [
     Case("scalars", scalars, compilers=EAGER),
     Case("complex", complex_numbers, rtol=1e-4, atol=1e-4, compilers=COMPLEX),
     Case("integers_and_bools", integers_and_bools, compilers=EAGER),
-    Case("float64", dtype_of(torch.float64), compilers=EAGER),
     Case("float16", dtype_of(torch.float16), compilers=EAGER, rtol=1e-2, atol=2e-2),
     Case("bfloat16", dtype_of(torch.bfloat16), rtol=0.1, atol=0.1),
     Case("float8", float8),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from compile_remat._torch.version import torch_version
 from compile_remat.backend import remat
 from tests.correctness.harness import Case, Observed, Wrap, check, train
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 
 # -- autograd functions -----------------------------------------------------------------------------------------------
 
@@ -278,13 +281,6 @@ def two_tensors(wrap: Wrap) -> Observed:
     for k, layer in enumerate(module.layers):
         seen |= {f"{k} a": layer.weight.grad.a, f"{k} b": layer.weight.grad.b, f"{k} bias": layer.bias.grad}
     return seen
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_process_group() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def distributed_tensors(wrap: Wrap) -> Observed:

@@ -1,10 +1,9 @@
-"""Shapes of programs: graph breaks, parts without gradients, odd outputs, frozen, tied and reused weights, inference."""
+"""Shapes of programs: graph breaks, parts without gradients, odd outputs, frozen and reused weights, inference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -87,40 +86,6 @@ def unused_output(wrap: Wrap) -> Observed:
     return train(Outputs(), [torch.randn(16, 8), torch.randn(3)], wrap, loss=lambda out: out["nested"][0].sum())
 
 
-class Batch(NamedTuple):
-    inputs: torch.Tensor
-    weights: dict[str, list[torch.Tensor]]
-
-
-@dataclass
-class Result:
-    value: torch.Tensor
-    parts: tuple[torch.Tensor, ...]
-
-
-torch.utils._pytree.register_dataclass(Result)
-
-
-class Structured(nn.Module):
-    """Named tuples, dicts and lists come in, a dataclass goes out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers(3)
-
-    def forward(self, batch: Batch, *, scales: tuple[torch.Tensor, float] | None = None) -> Result:
-        h, parts = batch.inputs, []
-        for layer, weight in zip(self.layers, batch.weights["all"], strict=True):
-            h = torch.sin(layer(h) * weight)
-            parts.append(torch.exp(h.mean(0)))
-        return Result(h if scales is None else h * scales[0] * scales[1], tuple(parts))
-
-
-def structured(wrap: Wrap) -> Observed:
-    weights = {"all": [torch.randn(8, requires_grad=True) for _ in range(3)]}
-    return train(Structured(), [Batch(torch.randn(16, 8), weights)], wrap)
-
-
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
@@ -144,23 +109,6 @@ class LowRank(nn.Module):
 
 def low_rank(wrap: Wrap) -> Observed:
     return train(LowRank(), [torch.randn(16, 8)], wrap)
-
-
-class Tied(nn.Module):
-    """The embedding is also the output layer, and two layers share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.first, self.second = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.second.weight = self.first.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        h = torch.sin(self.first(self.tokens(ids)))
-        return F.log_softmax(torch.sin(self.second(h)) @ self.tokens.weight.t(), -1)
-
-
-def tied(wrap: Wrap) -> Observed:
-    return train(Tied(), [torch.arange(14) % 11], wrap)
 
 
 class Looped(nn.Module):
@@ -211,16 +159,6 @@ def no_grad(wrap: Wrap) -> Observed:
     return {f"output {k}": v for k, v in enumerate(outputs)} | dict(module.named_buffers())
 
 
-def evaluation(wrap: Wrap) -> Observed:
-    """Gradients in evaluation mode, and calls without a gradient between the steps."""
-    module = Normed().eval()
-    compiled, x = wrap(module), torch.randn(6, 4, 8)
-    seen = dict(train(module, [x], lambda _: compiled))
-    with torch.no_grad():
-        seen["between"] = compiled(x)
-    return seen | {f"later {k}": v for k, v in train(module, [x], lambda _: compiled, steps=1).items()}
-
-
 class Autocast(nn.Module):
     """Autocast inside, with a part that turns it off."""
 
@@ -239,11 +177,6 @@ class Autocast(nn.Module):
 
 def autocast(wrap: Wrap) -> Observed:
     return train(Autocast(), [torch.randn(16, 8)], wrap)
-
-
-def autocast_around(wrap: Wrap) -> Observed:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return train(LowRank(), [torch.randn(16, 8)], wrap)
 
 
 # -- autograd ---------------------------------------------------------------------------------------------------------
@@ -298,14 +231,10 @@ CASES = [
     Case("called_twice", called_twice, **DEEP, compilers=EAGER),
     Case("odd_outputs", odd_outputs),
     Case("unused_output", unused_output, reference="compiled", compilers=EAGER),
-    Case("structured", structured, compilers=EAGER),
     Case("low_rank", low_rank, **DEEP),
-    Case("tied", tied, compilers=EAGER, **DEEP),
     Case("looped", looped, **DEEP),
     Case("no_grad", no_grad, plans=False, reference="compiled"),
-    Case("evaluation", evaluation, compilers=EAGER),
     Case("autocast", autocast, **BF16),
-    Case("autocast_around", autocast_around, reference="compiled", compilers=EAGER),
     Case("compiled_autograd", compiled_autograd, **DEEP),
     Case("functional_transforms", functional_transforms, **DEEP),
 ]

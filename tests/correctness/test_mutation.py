@@ -65,24 +65,12 @@ def aliases(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
 # -- in-place operators on intermediate values ------------------------------------------------------------------------
 
 
-def pointwise(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
-    h = (x @ w).add_(1).relu_()
-    h = torch.sin(h * 0.1).mul_(buffer)
-    return h.sin_() @ w
-
-
 def indexed(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
     h = (x @ w).sin()
     h[torch.tensor([0, 2, 2])] = x[:3].cos()
     h.index_put_((torch.tensor([1, 1]), torch.tensor([0, 3])), x[0, :2].exp(), accumulate=True)
     h.scatter_add_(1, torch.tensor([[0, 1], [2, 2]]), torch.sin(x[:2, :2]))
     return torch.sin(h * h) @ w
-
-
-def masked(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
-    h = torch.sin(x @ w)
-    h.masked_fill_(buffer > 0, 0.5)
-    return torch.sin(h) @ w
 
 
 def sliced(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
@@ -426,7 +414,7 @@ def outputs_changed(wrap: Wrap) -> Observed:
     return seen
 
 
-IN_PLACE: dict[str, Behaviour] = {f.__name__: f for f in (pointwise, indexed, masked, sliced)}
+IN_PLACE: dict[str, Behaviour] = {f.__name__: f for f in (indexed, sliced)}
 BUFFERS: dict[str, Behaviour] = {
     f.__name__: f
     for f in (
@@ -565,16 +553,6 @@ def test_two_backwards_of_one_forward_with_torchs_caches(budget: str) -> None:
         second.backward()
         gradients.append(w.grad)
     torch.testing.assert_close(gradients[1], gradients[0])
-
-
-@pytest.mark.parametrize("budget", ["max", "min"])
-def test_a_weight_that_changes_before_the_backward_is_torchs_error(budget: object) -> None:
-    x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
-    output = compiled(deep, budget, "eager")(x, w)
-    with torch.no_grad():
-        w.mul_(0.5)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.sum().backward()
 
 
 @pytest.mark.parametrize("budget", ["max", "min"])

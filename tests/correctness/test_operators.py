@@ -1,4 +1,4 @@
-"""Operators with their own kernels or odd derivatives: convolution, norms, losses, indexing, Fourier, recurrences."""
+"""Operators with their own kernels or odd derivatives: convolution, norms, losses, indexing, Fourier."""
 
 from __future__ import annotations
 
@@ -149,27 +149,6 @@ def bags(wrap: Wrap) -> Observed:
     return train(Bags(), [torch.arange(12) % 5, torch.randn(12, requires_grad=True)], wrap)
 
 
-class Recurrent(nn.Module):
-    """LSTM and GRU cells in Python loops; the states of one feed the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.gru, self.head = nn.LSTMCell(4, 8), nn.GRUCell(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = c = g = torch.zeros(x.shape[1], 8)
-        outputs = []
-        for t in range(x.shape[0]):
-            h, c = self.lstm(x[t], (h, c))
-            g = self.gru(torch.sin(h), g)
-            outputs.append(self.head(g * c))
-        return torch.stack(outputs)
-
-
-def recurrent(wrap: Wrap) -> Observed:
-    return train(Recurrent(), [torch.randn(6, 3, 4, requires_grad=True)], wrap)
-
-
 class Norms(nn.Module):
     """Norms of vectors and weights, and attention with a mask and fewer heads for keys than for queries."""
 
@@ -217,7 +196,6 @@ CASES = [
     Case("indexing", indexing, **CLOSE),
     Case("spectral", spectral, compilers=EAGER, rtol=1e-4, atol=1e-3),
     Case("bags", bags),
-    Case("recurrent", recurrent, **CLOSE),
     Case("norms", norms, compilers=EAGER, **CLOSE),
     Case("sparse_gradient", sparse_gradient, compilers=EAGER),
 ]

@@ -36,10 +36,6 @@ class Layers(nn.Module):
         return x
 
 
-def dropout(wrap: Wrap) -> Observed:
-    return train(Layers(*[lambda x: F.dropout(x, 0.3)] * 4), [torch.randn(32, 8)], wrap)
-
-
 def dropout_of_every_kind(wrap: Wrap) -> Observed:
     def of_channels(x: Tensor) -> Tensor:
         return F.dropout2d(x.view(4, 8, 8, 8), 0.3).view_as(x)
@@ -73,21 +69,6 @@ def drawn_like_a_mask(wrap: Wrap) -> Observed:
         return x[rows] * torch.empty_like(x).exponential_() * x[torch.multinomial(torch.ones(32), 32)]
 
     return train(Layers(uniform, normal, counts, choices), [torch.randn(32, 8)], wrap)
-
-
-def drawn_by_layers(wrap: Wrap) -> Observed:
-    """Random numbers as libraries draw them: randomised slopes, sampled categories, layers skipped for some rows."""
-
-    def stochastic_depth(x: Tensor) -> Tensor:
-        return x + torch.tanh(x) * torch.empty(x.shape[0], 1).bernoulli_(0.6).div_(0.6)
-
-    model = Layers(
-        lambda x: F.rrelu(x, training=True),
-        stochastic_depth,
-        lambda x: F.gumbel_softmax(x, tau=0.7) * x,
-        lambda x: F.gumbel_softmax(x, hard=True) * x,
-    )
-    return train(model, [torch.randn(32, 8)], wrap)
 
 
 class Attention(nn.Module):
@@ -198,10 +179,8 @@ def drawn_as_eager_mode_draws(wrap: Wrap) -> Observed:
 
 
 CASES = [
-    Case("dropout", dropout, reference="compiled", compilers=("eager",)),
     Case("every kind of dropout", dropout_of_every_kind, reference="compiled"),
     Case("rand, normal, bernoulli, multinomial", drawn_like_a_mask, reference="compiled"),
-    Case("rrelu, stochastic depth, gumbel softmax", drawn_by_layers, reference="compiled"),
     Case("attention", attention, reference="compiled"),
     Case("checkpointed dropout", checkpointed_dropout, reference="compiled"),
     Case("drawn by the backward", drawn_by_the_backward, reference="compiled"),

@@ -61,13 +61,6 @@ def sizes_dynamic_at_once(wrap: Wrap) -> Observed:
         return train_over(Block(), batches_of(SIZES), wrap)
 
 
-def sizes_marked_dynamic(wrap: Wrap) -> Observed:
-    batches = batches_of(SIZES)
-    torch._dynamo.mark_dynamic(batches[0][0], 0, min=2, max=64)
-    torch._dynamo.mark_dynamic(batches[0][0], 1)
-    return train_over(Block(), batches, wrap)
-
-
 class SizesAsNumbers(nn.Module):
     """Sizes multiply, divide and offset; the derivative needs them, as ints and as floats."""
 
@@ -227,7 +220,6 @@ EAGER = ("eager",)
 CASES = [
     Case("sizes_found_dynamic", sizes_found_dynamic),
     Case("sizes_dynamic_at_once", sizes_dynamic_at_once, compilers=EAGER),
-    Case("sizes_marked_dynamic", sizes_marked_dynamic, compilers=EAGER),
     Case("sizes_as_numbers", sizes_as_numbers, rtol=1e-5, atol=1e-4),
     Case("size_decides", size_decides, compilers=EAGER),
     Case("python_numbers", python_numbers),
