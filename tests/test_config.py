@@ -89,6 +89,8 @@ def test_memory_budget_forms(raw: object, budget: MemoryBudget) -> None:
         ("-8", "is negative"),
         (math.nan, "not a finite number"),
         ("nan", "not a finite number"),
+        ("nanGiB", "is not a size"),
+        ("0MiB", "is zero"),
         (math.inf, "not a finite number"),
         ("-inf", "not a finite number"),
         ("1e999", "not a finite number"),
@@ -360,25 +362,32 @@ def test_config_is_a_frozen_value() -> None:
         RematConfig(memory_budget="lots")  # type: ignore[arg-type]
 
 
+VALUES: dict[str, dict[object, object]] = {
+    "slices": {"off": "off", " AUTO ": "auto", 16: 16, "64": 64, 1: "off", "1": "off"},
+    "rank_timeout": {0: 0, "0": 0, "600": 600, 5: 5},
+    "instances": {"learn": None, None: None, 3: 3, "12": 12},
+    "oom_retry": {0: 0, "3": 3, 1: 1},
+    "capacity": {"64GiB": 64 * GIB, GIB: GIB, "none": None, None: None},
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_a_setting(name: str) -> None:
+    resolved = {raw: RematConfig(**{name: raw}) for raw in VALUES[name]}  # type: ignore[arg-type]
+    assert {raw: getattr(config, name) for raw, config in resolved.items()} == VALUES[name]
+
+
 @pytest.mark.parametrize(
-    ("raw", "slices"), [("off", "off"), (" AUTO ", "auto"), (16, 16), ("64", 64), (1, "off"), ("1", "off")]
+    ("name", "values", "said"),
+    [
+        ("slices", (-1, 0, "many", 1.5, True, 1 << 20), "slices"),
+        ("rank_timeout", (-1, "soon", 1.5, True, 10_000_000), "rank_timeout"),
+        ("instances", (0, -1, "often", True, 1.5), "Allowed: learn"),
+        ("oom_retry", (4, -1, "often", True, 1.5), "Allowed: 0, 1, 2, 3"),
+        ("capacity", ("max", "0.5", 12, "lots", True), "capacity"),
+    ],
 )
-def test_values_of_slices(raw: object, slices: str | int) -> None:
-    assert RematConfig(slices=raw).slices == slices  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("raw", [-1, 0, "many", 1.5, True, 1 << 20])
-def test_what_is_no_number_of_slices(raw: object) -> None:
-    with pytest.raises(ConfigError, match="slices"):
-        RematConfig(slices=raw)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("raw", "seconds"), [(0, 0), ("0", 0), ("600", 600), (5, 5)])
-def test_values_of_rank_timeout(raw: object, seconds: int) -> None:
-    assert RematConfig(rank_timeout=raw).rank_timeout == seconds  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("raw", [-1, "soon", 1.5, True, 10_000_000])
-def test_what_is_no_rank_timeout(raw: object) -> None:
-    with pytest.raises(ConfigError, match="rank_timeout"):
-        RematConfig(rank_timeout=raw)  # type: ignore[arg-type]
+def test_what_is_no_value_of_a_setting(name: str, values: tuple[object, ...], said: str) -> None:
+    for raw in values:
+        with pytest.raises(ConfigError, match=said):
+            RematConfig(**{name: raw})  # type: ignore[arg-type]

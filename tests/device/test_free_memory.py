@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import compile_remat
-from compile_remat import ConfigError
 from compile_remat._util.host import host_free_bytes
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
@@ -151,17 +150,6 @@ def test_the_setting_makes_auto_a_budget_on_a_cpu() -> None:
     expected = GIB - given * 0.25 - GIB / 4
     assert settings.from_auto and settings.budget.kind == "bytes"
     assert abs(float(settings.budget.value or 0) - max(1, expected)) <= given / 64 + 0.02 * GIB
-
-
-@pytest.mark.parametrize(("raw", "value"), [("64GiB", 64 * GIB), (GIB, GIB), ("none", None), (None, None)])
-def test_values_of_capacity(raw: object, value: int | None) -> None:
-    assert RematConfig(capacity=raw).capacity == value  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("raw", ["max", "0.5", 12, "lots", True])
-def test_what_is_no_capacity(raw: object) -> None:
-    with pytest.raises(ConfigError, match="capacity"):
-        RematConfig(capacity=raw)  # type: ignore[arg-type]
 
 
 class Deep(torch.nn.Module):

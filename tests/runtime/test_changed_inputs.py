@@ -7,12 +7,11 @@ import gc
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -33,22 +32,14 @@ CONSTANT = {"memory_budget": "min", "compiler": "eager", "inputs": "constant"}
 TORCHS_OWN = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in compile_remat.RematConfig.__dataclass_fields__:
-        monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
-    torch.compiler.reset()
-    clear_process_state()
-    torch.manual_seed(0)
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 # -- the hook, on a graph of one product ------------------------------------------------------------------------------------
 
 
-def product() -> Callable[..., tuple[Tensor]]:
-    """AOTAutograd's function for ``x * scale + shift``, under a plan that reads `shift` again."""
+def product(meanwhile: Callable[[], object] = lambda: None) -> Callable[..., tuple[Tensor]]:
+    """AOTAutograd's function for ``x * scale + shift``, under a plan that reads `shift` again; `meanwhile` runs in its backward."""
 
     class Product(torch.autograd.Function):
         compiled_fw = None  # the mark of AOTAutograd's classes
@@ -61,6 +52,7 @@ def product() -> Callable[..., tuple[Tensor]]:
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Any:
+            meanwhile()
             scale, _ = ctx.saved_tensors
             return gradient * scale, None, None
 
@@ -113,20 +105,17 @@ def test_what_plain_reads_as_well_is_torchs_own_error(both: bool) -> None:
     assert not isinstance(caught.value, InputChangedError)
 
 
+def raising(text: str, change: Callable[[], object] = lambda: None) -> Callable[[], object]:
+    def run() -> None:
+        change()
+        raise RuntimeError(text)
+
+    return run
+
+
 def test_other_errors_of_the_backward_pass() -> None:
-    class Fails(torch.autograd.Function):
-        compiled_fw = None
-
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-            return x * scale + shift
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            raise RuntimeError("something else")
-
     x, scale, shift = arguments()
-    (y,) = region(compiled=lambda *args: (Fails.apply(*args),))(x, scale, shift)
+    (y,) = region(compiled=product(raising("something else")))(x, scale, shift)
     shift.add_(1)
     with pytest.raises(RuntimeError, match="something else") as caught:
         y.sum().backward()
@@ -154,20 +143,7 @@ def test_a_second_backward_of_one_graph() -> None:
 def test_what_changes_within_the_backward_has_not_changed_before_it() -> None:
     """For example a parameter whose hook steps an optimizer."""
     x, scale, shift = arguments()
-
-    class Steps(torch.autograd.Function):
-        compiled_fw = None
-
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-            return x * scale + shift
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            shift.add_(1)
-            raise RuntimeError(TORCHS_OWN)
-
-    (y,) = region(compiled=lambda *args: (Steps.apply(*args),))(x, scale, shift)
+    (y,) = region(compiled=product(raising(TORCHS_OWN, lambda: shift.add_(1))))(x, scale, shift)
     with pytest.raises(RuntimeError, match=TORCHS_OWN) as caught:
         y.sum().backward()
     assert not isinstance(caught.value, InputChangedError)
@@ -254,16 +230,6 @@ def test_an_argument_of_a_function() -> None:
     assert caught.value.inputs == ("images",)
 
 
-def test_a_weight_that_plain_reads_is_torchs_own_error() -> None:
-    net = Net()
-    loss = compiled(net)(rows())
-    add(net.layers[1].weight)
-    add(net.layers[1].bias)
-    with pytest.raises(RuntimeError, match=TORCHS_OWN) as caught:
-        loss.backward()
-    assert not isinstance(caught.value, InputChangedError)
-
-
 def test_a_region_that_is_checkpointed_in_the_graph() -> None:
     """Plain torch.compile reads the bias of that region, and none of the others."""
     net = Net()
@@ -324,16 +290,13 @@ def test_early_gradients_step_the_parameters_inside_of_the_backward() -> None:
         train(early, changes=True)
 
 
+@pytest.mark.usefixtures("one_rank")
 def test_the_module_of_a_rank() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        net = Net()
-        loss = compiled(DistributedDataParallel(net))(rows())
-        add(net.layers[1].bias)
-        with pytest.raises(InputChangedError, match=r"layers\.1\.bias"):
-            loss.backward()
-    finally:
-        dist.destroy_process_group()
+    net = Net()
+    loss = compiled(DistributedDataParallel(net))(rows())
+    add(net.layers[1].bias)
+    with pytest.raises(InputChangedError, match=r"layers\.1\.bias"):
+        loss.backward()
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import ConfigError, PlannerWarning, RematConfig
+from compile_remat import PlannerWarning
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
@@ -397,23 +397,3 @@ def test_tensors_of_the_failed_run_are_gone_when_the_next_plan_is_made(monkeypat
         run.step(6, seed=2)
     assert len(made) >= 5
     assert left == [0]
-
-
-@pytest.mark.usefixtures("empty_kernels")
-@pytest.mark.parametrize("budget", ["max", "min"])
-def test_nothing_is_kept_for_it(budget: str) -> None:
-    """The step allocates the same bytes as without `oom_retry`."""
-
-    def measured(oom_retry: int) -> int:
-        run = Run(budget, model=Net(norm=False), oom_retry=oom_retry)
-        run.step()
-        return peak_bytes(lambda: run.call(X).backward(), "cpu").peak_bytes
-
-    assert measured(1) == measured(0)
-
-
-def test_values_of_the_setting() -> None:
-    assert [RematConfig(oom_retry=v).oom_retry for v in (0, "3", 1)] == [0, 3, 1]
-    for wrong in (4, -1, "often", True, 1.5):
-        with pytest.raises(ConfigError, match="Allowed: 0, 1, 2, 3"):
-            RematConfig(oom_retry=wrong)  # type: ignore[arg-type]

@@ -22,11 +22,7 @@ ROWS, WIDTH = 1024, 64
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> None:
-    for name in compile_remat.RematConfig.__dataclass_fields__:
-        monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
-    monkeypatch.delenv("RANK", raising=False)
+pytestmark = pytest.mark.usefixtures("fresh", "own_caches")
 
 
 class Model(nn.Module):

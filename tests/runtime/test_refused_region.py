@@ -16,6 +16,8 @@ from compile_remat import BudgetError
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 
+pytestmark = pytest.mark.usefixtures("own_caches")
+
 BUDGET = 1 << 20
 COMPILERS = ["eager", pytest.param("inductor", marks=pytest.mark.full)]
 
@@ -44,7 +46,6 @@ def refusal(call: Any, rows: int) -> BudgetError:
     return caught.value
 
 
-@pytest.mark.usefixtures("own_caches")
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("first", [400, 8192], ids=["after a plan", "at the first call"])
 def test_an_error_has_the_floor_and_the_tensors_of_its_own_size(compiler: str, first: int) -> None:
@@ -58,7 +59,6 @@ def test_an_error_has_the_floor_and_the_tensors_of_its_own_size(compiler: str, f
             step(call, rows)
 
 
-@pytest.mark.usefixtures("own_caches")
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.full), True])
 def test_smaller_sizes_train_after_a_refusal(compiler: str, dynamic: bool | None) -> None:
@@ -77,7 +77,6 @@ def test_smaller_sizes_train_after_a_refusal(compiler: str, dynamic: bool | None
     assert found and all(report.plan is not None and report.runs_now for report in found)
 
 
-@pytest.mark.usefixtures("own_caches")
 def test_each_thread_gets_the_error_of_its_own_size() -> None:
     call = compiled("eager")
     seen: dict[int, object] = {}
@@ -98,7 +97,6 @@ def test_each_thread_gets_the_error_of_its_own_size() -> None:
         assert seen == {rows: (rows, 64) if rows > 400 else None for rows in (4096, 8192, 400, 2048)}
 
 
-@pytest.mark.usefixtures("own_caches")
 @pytest.mark.parametrize("first", [400, 8192], ids=["after a plan", "at the first call"])
 def test_a_known_refusal_plans_nothing_and_holds_no_tensor(first: int, planned: list[int]) -> None:
     call = compiled("eager")
@@ -131,7 +129,6 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.usefixtures("own_caches")
 def test_inputs_that_share_memory_are_not_traced_again() -> None:
     """The error then names the sizes that its figures belong to."""
     net = model()
@@ -149,7 +146,6 @@ def test_inputs_that_share_memory_are_not_traced_again() -> None:
     assert "These are the figures of" in caught.value.__notes__[0] and "100" in caught.value.__notes__[0]
 
 
-@pytest.mark.usefixtures("own_caches")
 def test_graphs_of_one_step_have_the_error_of_its_size() -> None:
     """If one of two graphs alone exceeds the budget, the error comes at once, and not a warning and the next step's error."""
     first, second = model(), model()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import BudgetError, ConfigError, PlannerWarning, RematConfig, SharedBudgetError
+from compile_remat import BudgetError, PlannerWarning, SharedBudgetError
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.compilation.driver import Compilation
@@ -309,16 +309,6 @@ def test_how_often_a_block_runs_may_be_given() -> None:
     assert peaks[0] > lean.step()[1]  # no lean first step
 
 
-def test_one_graph_alone_is_planned_once() -> None:
-    model = Model(6)
-    options = {"memory_budget": 0.6, "compiler": "eager"}
-    call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options=options)
-    for _ in range(3):
-        call(X).backward()
-    (report,) = compile_remat.reports()
-    assert report.offers == () and report.message == ""
-
-
 def test_what_ran_under_another_budget_is_no_peer() -> None:
     alive = []
     for budget in ("max", 0.6):
@@ -408,18 +398,6 @@ def test_a_model_that_turns_out_to_run_twice() -> None:
     assert any(r.offers for r in compile_remat.reports())
 
 
-def test_forwards_without_a_backward_leave_nothing_behind() -> None:
-    model = Model(4)
-    call = torch.compile(
-        lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 4 << 20, "compiler": "eager"}
-    )
-    for _ in range(3):
-        call(X)
-    call(X).backward()
-    call(X).backward()
-    assert len(compile_remat.reports()) == 1
-
-
 def test_a_step_is_not_taken_for_the_one_of_a_dropped_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python gives the `id` of a dropped object to a new one, at worst all of them."""
     monkeypatch.setattr(shared_budget, "id", lambda value: 1, raising=False)  # never asked for
@@ -431,10 +409,3 @@ def test_a_step_is_not_taken_for_the_one_of_a_dropped_model(monkeypatch: pytest.
         assert (
             "in a step" in compile_remat.reports()[-1].message
         )  # the joint allocation chose plans for this model, too
-
-
-def test_values_of_instances() -> None:
-    assert [RematConfig(instances=v).instances for v in ("learn", None, 3, "12")] == [None, None, 3, 12]
-    for wrong in (0, -1, "often", True, 1.5):
-        with pytest.raises(ConfigError, match="Allowed: learn"):
-            RematConfig(instances=wrong)  # type: ignore[arg-type]

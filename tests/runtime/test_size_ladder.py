@@ -221,40 +221,6 @@ def test_a_fraction_at_any_length_is_one_of_what_plain_takes_there() -> None:
         assert report.plain is not None and report.budget_bytes == int(0.6 * report.plain.peak_bytes)
 
 
-@pytest.mark.usefixtures("own_caches")
-def test_threads_that_train_one_model_at_different_lengths() -> None:
-    call = compiled(1100 * KIB, "eager", blocks=2)
-    step(call, batch_of(30, is_first=True))
-    failures: list[BaseException] = []
-    expected = {length: gradient_at(call._orig_mod, length) for length in (20, 200, 330)}
-    seen: dict[int, list[torch.Tensor]] = {length: [] for length in expected}
-
-    def train(length: int) -> None:
-        try:
-            for _ in range(4):
-                seen[length].append(gradient_at(call, length))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=train, args=(length,)) for length in expected]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    for length, gradients in seen.items():
-        torch.testing.assert_close(gradients, [expected[length]] * 4, rtol=1e-4, atol=1e-4)
-    found = ranges()
-    assert len(found) <= RUNGS and max(r.upper[0] for r in found) >= 330
-
-
-def gradient_at(call: Callable[[torch.Tensor], torch.Tensor], length: int) -> torch.Tensor:
-    """The gradient of the input; those of weights are shared by threads."""
-    x = torch.randn(2, length, WIDTH, generator=torch.Generator().manual_seed(length)).requires_grad_()
-    (gradient,) = torch.autograd.grad(call(x).square().sum(), x)
-    return gradient
-
-
 # -- the ladder itself, without a compiler ----------------------------------------------------------------------------
 
 CARRIED = 1000
