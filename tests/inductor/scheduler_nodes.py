@@ -1,13 +1,14 @@
 """Scheduler nodes without a model, and the two passes over them: the fusion guard, and the order of kernels.
 
-Rows of recomputed layers, each with a convolution, its backward, the pointwise kernels around them and a bias gradient, and one
-mask that every layer reads.
+`Scheduler` has rows of recomputed layers, each with a convolution, its backward, the pointwise kernels around them and a bias
+gradient, and one mask that every layer reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,16 +31,17 @@ class Dep:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer that a node makes."""
+    """A buffer that a node makes, and the buffers that it changes in place."""
 
     name: str
-    defining_op: Any
+    mutations: tuple[str, ...] = ()
+    defining_op: Any = None
 
     def get_name(self) -> str:
         return self.name
 
     def get_mutations(self) -> tuple[str, ...]:
-        return ()
+        return self.mutations
 
 
 class Accesses:
@@ -49,21 +51,47 @@ class Accesses:
         self.reads, self.writes = {Dep(name) for name in reads}, {Dep(name) for name in writes}
 
 
+class Sizes:
+    """A scheduler that is asked for bytes alone: those in `nbytes`, else 1000."""
+
+    def __init__(self, nbytes: Mapping[str, int], nodes: Sequence[Node] = ()) -> None:
+        self.nbytes, self.nodes = nbytes, nodes
+
+    def dep_size_hint(self, dep: Dep) -> int:
+        return self.nbytes.get(dep.name, 1000)
+
+
 class Node:
     """A node of the scheduler.
 
-    Attributes:
+    Args:
+        place: Its place in the scheduler's order.
         rank: Its place in the plan.
-        node: The part of Inductor's IR that the order of kernels reads.
+        scatters_into: The buffer that the node changes in place: its output is that buffer with other elements.
+        sliced: The buffer of which the node reads a part.
     """
 
-    def __init__(self, scheduler: Scheduler, place: int, rank: int, reads: str, writes: str, overload: object) -> None:
+    def __init__(
+        self,
+        place: int,
+        reads: str,
+        writes: str,
+        rank: object = None,
+        *,
+        is_extern: bool = False,
+        overload: object = None,
+        scatters_into: str = "",
+        sliced: str = "",
+        scheduler: Any = None,
+    ) -> None:
         self.scheduler, self.name = scheduler, f"op{place}"
         self.min_order = self.max_order = place
         self.read_writes = Accesses(reads.split(), writes.split())
-        self.unmet_dependencies = [dep for dep in self.read_writes.reads if dep.name in scheduler.name_to_buf]
-        self.node = self
-        self.origin_node, self.origins, self.op_overload = rank, (), overload
+        self.unmet_dependencies = list(self.read_writes.reads)
+        self.extern, self.mutations, self.sliced = is_extern, tuple(scatters_into.split()), sliced.split()
+        device = torch.device("cuda")
+        # the part of Inductor's IR that the order of kernels reads
+        self.node: Any = SimpleNamespace(origin_node=rank, origins=(), op_overload=overload, get_device=lambda: device)
 
     def get_name(self) -> str:
         return self.name
@@ -72,23 +100,23 @@ class Node:
         return [self]
 
     def get_outputs(self) -> list[Buffer]:
-        return [Buffer(dep.name, self) for dep in self.read_writes.writes]
+        return [Buffer(dep.name, self.mutations, self) for dep in self.read_writes.writes]
 
     def is_extern(self) -> bool:
-        return self.op_overload is not None
+        return self.extern
 
     def is_template(self) -> bool:
         return False
 
     def can_inplace(self, read: Dep) -> bool:
-        return True
+        return read.name not in self.sliced
 
 
 class Joined(Node):
-    """Two nodes that have become one kernel."""
+    """Nodes that have become one kernel."""
 
-    def __init__(self, first: Node, second: Node) -> None:
-        self.parts = [*first.get_nodes(), *second.get_nodes()]
+    def __init__(self, *nodes: Node) -> None:
+        self.parts = [part for node in nodes for part in node.get_nodes()]
         self.min_order = min(part.min_order for part in self.parts)
         self.max_order = max(part.max_order for part in self.parts)
 
@@ -111,7 +139,10 @@ class Scheduler:
         self.name_to_fused_node: dict[str, Node] = {node.name: node for node in self.nodes}
 
     def _add(self, rank: int, reads: str, writes: str, overload: object = None) -> None:
-        node = Node(self, len(self.nodes), rank, reads, writes, overload)
+        node = Node(
+            len(self.nodes), reads, writes, rank, is_extern=overload is not None, overload=overload, scheduler=self
+        )
+        node.unmet_dependencies = [dep for dep in node.read_writes.reads if dep.name in self.name_to_buf]
         self.nodes.append(node)
         self.name_to_buf.update((buffer.name, buffer) for buffer in node.get_outputs())
 

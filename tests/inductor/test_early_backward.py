@@ -14,23 +14,13 @@ import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import graph_compile
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import compile_fx as inductor
 
 from compile_remat.inductor import early_backward
 from compile_remat.inductor.early_backward import PartitionRecorder
-from compile_remat.inductor.entry import CustomPartitionerFn, compile_with_partitioner
+from compile_remat.inductor.entry import compile_with_partitioner
 from compile_remat.inductor.observe import Emitted
-
-
-class TorchsOwn(CustomPartitionerFn):
-    """Saves the values that torch's own partitioner saves."""
-
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
-        return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-
-    def uuid(self) -> str:
-        return "torch's own"
+from tests.inductor.light_code.emitting import TorchsOwn
 
 
 class Dropping(nn.Module):
@@ -51,7 +41,7 @@ def step(module: nn.Module, x: torch.Tensor, seen: Callable[[Emitted], None], *,
     """A compiled forward; returns the loss."""
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return compile_with_partitioner(gm, inputs, TorchsOwn(), {}, guarded=False, observer=seen)
+        return compile_with_partitioner(gm, inputs, TorchsOwn(1.0), {}, guarded=False, observer=seen)
 
     torch.compiler.reset()
     with torch._inductor.config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
@@ -139,8 +129,8 @@ def test_what_is_called_is_as_we_know_it() -> None:
 
 
 def test_a_recorder_is_the_partitioner_to_torchs_caches() -> None:
-    recorder = PartitionRecorder(TorchsOwn())
-    assert recorder.uuid() == TorchsOwn().uuid()
+    recorder = PartitionRecorder(TorchsOwn(1.0))
+    assert recorder.uuid() == TorchsOwn(1.0).uuid()
     assert copy.deepcopy(recorder) is recorder
     graphs = fx.symbolic_trace(nn.ReLU()), fx.symbolic_trace(nn.Tanh())
     recorder.made.append(graphs)

@@ -2,96 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
 import pytest
 
 from compile_remat.inductor.fusion_guard import DEPTH, SMALL_SHARE, KernelGrouping, PlannedOrder
 from compile_remat.inductor.scheduler_graph import Kernel
-
-
-@dataclass(frozen=True)
-class Dep:
-    name: str
-
-
-@dataclass(frozen=True)
-class Buffer:
-    name: str
-    mutations: tuple[str, ...] = ()
-
-    def get_name(self) -> str:
-        return self.name
-
-    def get_mutations(self) -> tuple[str, ...]:
-        return self.mutations
-
-
-class ReadWrites:
-    def __init__(self, reads: Iterable[str], writes: Iterable[str]) -> None:
-        self.reads, self.writes = {Dep(name) for name in reads}, {Dep(name) for name in writes}
-
-
-class Node:
-    """A node of the scheduler; several nodes are one kernel if `parts` lists them.
-
-    Args:
-        scatters_into: The buffer that the node changes in place: its output is that buffer with other elements.
-        sliced: The buffer of which the node reads a part.
-    """
-
-    def __init__(
-        self, order: int, reads: str, writes: str, is_extern: bool = False, scatters_into: str = "", sliced: str = ""
-    ) -> None:
-        self.name = f"op{order}"
-        self.min_order = self.max_order = order
-        self.read_writes = ReadWrites(reads.split(), writes.split())
-        self.extern = is_extern
-        self.mutations, self.sliced = tuple(scatters_into.split()), sliced.split()
-        self.parts = [self]
-
-    def get_name(self) -> str:
-        return self.name
-
-    def get_nodes(self) -> list[Node]:
-        return self.parts
-
-    def get_outputs(self) -> list[Buffer]:
-        return [Buffer(dep.name, self.mutations) for dep in self.read_writes.writes]
-
-    def can_inplace(self, dep: Dep) -> bool:
-        return dep.name not in self.sliced
-
-    def is_extern(self) -> bool:
-        return self.extern
-
-    def is_template(self) -> bool:
-        return False
-
-
-class Joined:
-    """The fused node of two nodes."""
-
-    def __init__(self, *nodes: Node) -> None:
-        self.parts = [part for node in nodes for part in node.get_nodes()]
-
-    def get_nodes(self) -> list[Node]:
-        return self.parts
-
-
-class Scheduler:
-    def __init__(self, nodes: list[Node], nbytes: Mapping[str, int]) -> None:
-        self.nodes, self.nbytes = nodes, nbytes
-
-    def dep_size_hint(self, dep: Dep) -> int:
-        return self.nbytes.get(dep.name, 1000)
+from tests.inductor.scheduler_nodes import Joined, Node, Sizes
 
 
 def order(*nodes: Node, returned: str = "", **nbytes: int) -> tuple[PlannedOrder, dict[str, object]]:
     """Everything takes 1000 bytes but what is named; nothing is joined yet."""
     joined: dict[str, object] = {node.name: node for node in nodes}
-    return PlannedOrder(Scheduler(list(nodes), nbytes), returned.split()), joined
+    return PlannedOrder(Sizes(nbytes, nodes), returned.split()), joined
 
 
 def keeps(found: tuple[PlannedOrder, dict[str, object]], first: int, second: int) -> bool:

@@ -22,57 +22,25 @@ from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
 from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels
 from compile_remat.passes import rewritten
 from compile_remat.planning import joint_problem
+from tests.inductor.scheduler_nodes import Node, Sizes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
 KIB = 1024
 
 
-class Scheduler:
-    """Asks names for their bytes: `a4` has 4 KiB."""
-
-    def dep_size_hint(self, dep: Any) -> int:
-        return int(dep.name[1:]) * KIB
+BYTES = Sizes({f"{kind}{kib}": kib * KIB for kind in "abcdghpqrstuvwxyzGW" for kib in range(10)})
+"""Names say how many KiB they have: `a4` has 4."""
 
 
-class Node:
-    """One kernel of a scheduler: what it reads and writes, and its rank in the plan."""
-
-    def __init__(self, place: int, reads: str, writes: str, rank: object, is_extern: bool = False) -> None:
-        self.min_order = self.max_order = place
-        self.scheduler = Scheduler()
-        deps = [[SimpleNamespace(name=name) for name in names.split()] for names in (reads, writes)]
-        self.read_writes = SimpleNamespace(reads=deps[0], writes=deps[1])
-        self.unmet_dependencies = deps[0]
-        self.name, self.extern = f"op{place}", is_extern
-        overload = torch.ops.aten.convolution_backward.default if writes.startswith("c") else None
-        device = torch.device("cuda")
-        self.node = SimpleNamespace(origin_node=rank, origins=(), op_overload=overload, get_device=lambda: device)
-
-    def get_nodes(self) -> list[Node]:
-        return [self]
-
-    def get_name(self) -> str:
-        return self.name
-
-    def get_outputs(self) -> list[Any]:
-        return [
-            SimpleNamespace(get_name=lambda name=dep.name: name, get_mutations=tuple) for dep in self.read_writes.writes
-        ]
-
-    def can_inplace(self, dep: Any) -> bool:
-        return True
-
-    def is_extern(self) -> bool:
-        return self.extern
-
-    def is_template(self) -> bool:
-        return False
+def node_of(place: int, reads: str, writes: str, rank: object, *, is_extern: bool = False) -> Node:
+    overload = torch.ops.aten.convolution_backward.default if writes.startswith("c") else None
+    return Node(place, reads, writes, rank, is_extern=is_extern, overload=overload, scheduler=BYTES)
 
 
 def sequence_of(*kernels: tuple[str, str, int], returned: tuple[str, ...] = ()) -> KernelSequence:
     nodes = [
-        Node(k, reads, writes, rank, is_extern=writes.isupper()) for k, (reads, writes, rank) in enumerate(kernels)
+        node_of(k, reads, writes, rank, is_extern=writes.isupper()) for k, (reads, writes, rank) in enumerate(kernels)
     ]
     return KernelSequence(nodes, returned, range(100))
 
@@ -108,7 +76,8 @@ def test_a_gradient_that_is_computed_by_the_copy_for_a_convolution_has_its_own_p
             torch.ops.aten.convolution_backward.default,
         )
     )
-    nodes = [Node(0, "s8", "r8", segment), Node(1, "x8", "g4", convolution), Node(2, "g4 r8", "c1", convolution, True)]
+    nodes = [node_of(0, "s8", "r8", segment), node_of(1, "x8", "g4", convolution)]
+    nodes.append(node_of(2, "g4 r8", "c1", convolution, is_extern=True))
     nodes[1].node.origins = [mask, relu, convolution] if is_computed else [convolution]
     nodes[1].node.origin_node = convolution if is_named else None
     expected = "g4 r8 c1" if is_computed else "r8 g4 c1"

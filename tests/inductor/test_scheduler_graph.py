@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,9 +15,8 @@ from tests.inductor.scheduler_nodes import Node, Scheduler, run_guard, run_order
 
 def graph_of(*accesses: tuple[str, str, bool], returned: str = "") -> SchedulerGraph:
     """Nodes of what each reads and writes, and whether it is an unfused kernel; `a4` has 4 bytes."""
-    scheduler: Any = SimpleNamespace(name_to_buf={})
     nodes = [
-        Node(scheduler, place, place, reads, writes, "extern" if is_extern else None)
+        Node(place, reads, writes, place, is_extern=is_extern)
         for place, (reads, writes, is_extern) in enumerate(accesses)
     ]
     return SchedulerGraph(nodes, lambda dep: dep.name[1:], returned.split())

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional
 
 import compile_remat
 from compile_remat._torch import conv_layout
@@ -234,33 +233,6 @@ class Layer(nn.Module):
         return torch.relu(self.norm(self.convolution(x)))
 
 
-class Dropping(nn.Module):
-    """Attention's shape of a block without attention: dropout between matmuls."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop(self.down(torch.tanh(self.up(self.norm(x)))))
-
-
-class Skip(nn.Module):
-    """One level of a U-Net: what is pooled and what goes around is one tensor, which a concatenation has inside it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.down = Layer(width, nn.GroupNorm(4, width)), Layer(width, nn.GroupNorm(4, width))
-        self.up = nn.ModuleList([nn.Conv2d(2 * width, width, 3, 1, 1), nn.Conv2d(width, width, 3, 1, 1)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        around = functional.silu(self.first(x))
-        below = functional.silu(self.down(functional.avg_pool2d(around, 2)))
-        both = torch.cat([functional.interpolate(below, scale_factor=2.0), around], 1)
-        return self.up[1](functional.silu(self.up[0](both)))
-
-
 class Filter(nn.Module):
     """A filter in the frequencies of the last `dims` dimensions: its kernels are all called, and some take copies."""
 
@@ -288,27 +260,13 @@ class Above(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "batch norm": (
-        lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 1, 1), *[Layer(24, nn.BatchNorm2d(24)) for _ in range(3)]),
-        (8, 3, 32, 32),
-    ),
     "group norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 32, 3, 1, 1), *[Layer(32, nn.GroupNorm(8, 32)) for _ in range(4)]),
         (8, 3, 32, 32),
     ),
-    "skip": (
-        lambda: nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), *[Skip(16) for _ in range(3)]),
-        (8, 3, 32, 32),
-    ),
-    "dropout": (lambda: nn.Sequential(*[Dropping(128) for _ in range(4)]), (512, 128)),
     "quantiles": (lambda: nn.Sequential(*[Above(128) for _ in range(4)]), (512, 128)),
-    "transforms": (lambda: nn.Sequential(*[Filter(1, 256) for _ in range(4)]), (512, 256)),
     "transforms of images": (lambda: nn.Sequential(*[Filter(2, 32) for _ in range(4)]), (16, 8, 32, 32)),
 }
-
-
-SHARE_OF_SKIP_ON_2_11 = 7
-"""On 2.11 the backward of a convolution gets a copy of a recomputed concatenation, in eager mode's layout."""
 
 
 class Scalar(nn.Module):
@@ -323,17 +281,7 @@ class Scalar(nn.Module):
 
 
 @pytest.mark.usefixtures("empty_kernels")
-@pytest.mark.parametrize(
-    ("name", "share"),
-    [
-        ("batch norm", 200),
-        ("group norm", 200),
-        ("quantiles", 20),
-        ("transforms", 200),
-        ("transforms of images", 200),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in (("skip", 40), ("dropout", 20))),
-    ],
-)
+@pytest.mark.parametrize(("name", "share"), [("group norm", 200), ("quantiles", 20), ("transforms of images", 200)])
 def test_the_prediction_is_what_the_allocator_sees(name: str, share: int) -> None:
     """The prediction is the emitted code's peak to one part in `share`, and the allocator's peak to 2 % or that part."""
     torch.manual_seed(0)
@@ -344,8 +292,6 @@ def test_the_prediction_is_what_the_allocator_sees(name: str, share: int) -> Non
         model.zero_grad(set_to_none=True)
         measured = peak_bytes(lambda: call(x).backward(), "cpu").peak_bytes  # of the second step
     (report,) = compile_remat.reports()
-    if name == "skip" and torch.__version__.startswith("2.11"):
-        share = SHARE_OF_SKIP_ON_2_11
     assert report.predicted_peak_bytes is not None and report.scheduled_peak_bytes is not None
     assert abs(report.predicted_peak_bytes - report.scheduled_peak_bytes) <= measured // share
     assert abs(report.predicted_peak_bytes - measured) <= measured // min(share, 50)
