@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,12 +16,7 @@ from compile_remat import explain
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat.api import look
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
@@ -45,17 +40,6 @@ class Model(nn.Module):
         return torch.tanh(self.linear(x)) * factor
 
 
-class Broken(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.linear(x))
-        torch._dynamo.graph_break()
-        return torch.tanh(self.linear(x))
-
-
 def sequential() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
@@ -64,7 +48,6 @@ FUNCTIONS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
     "function": lambda: plain,
     "graph break": lambda: broken_in_two,
     "module": Model,
-    "module with a break": Broken,
     "sequential": sequential,
 }
 

@@ -41,4 +41,4 @@ def test_sizes_that_only_the_data_knows_count_at_their_bound(environment: ShapeE
     torch._check(bounded >= 0)
     torch._check(bounded <= 300)
     assert hint_int(bounded) == 300 and hint_int(2 * bounded + 1) == 601
-    assert hint_int(unbounded) == FALLBACK
+    assert hint_int(unbounded) == FALLBACK and hint_int(unbounded, fallback=77) == 77

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,11 +22,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., 
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
+def _nothing_is_seen(fresh: None) -> None:
     SEEN.clear()
-    yield
-    torch.compiler.reset()
 
 
 class Model(nn.Module):

@@ -3,7 +3,7 @@
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -13,7 +13,6 @@ from torch import fx
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -24,11 +23,7 @@ from compile_remat.inductor.peek import look_at_joint_graph
 T = TypeVar("T")
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def look(inspect: Callable[..., T], function: Callable[..., Any], *inputs: torch.Tensor, **compile_args: Any) -> T:
@@ -111,29 +106,6 @@ def test_bytes_of_a_storage(tensor: torch.Tensor, nbytes: int) -> None:
 @pytest.mark.parametrize("value", [None, 7, (torch.empty(4),), [torch.empty(4)]])
 def test_what_is_no_tensor_has_no_bytes(value: object) -> None:
     assert sizes.storage_nbytes(value) == 0
-
-
-def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
-    def inspect(joint: fx.GraphModule, **_: Any) -> None:
-        (value,) = (n.meta["val"] for n in joint.graph.nodes if n.target is torch.ops.aten.cat.default)
-        wide, size = value.transpose(0, 1), value.shape[0]
-        assert isinstance(size, torch.SymInt)
-        env = size.node.shape_env
-        guards = len(env.guards)
-        assert sizes.hint_int(size) == 6
-        assert sizes.hint_int(size * 7 + 1) == 43
-        assert sizes.hint_shape(wide) == (16, 6)
-        assert sizes.hint_strides(wide) == (1, 16)
-        assert sizes.storage_nbytes(wide) == 16 * 6 * 4
-        assert all(type(n) is int for n in (*sizes.hint_shape(wide), *sizes.hint_strides(wide)))
-        assert len(env.guards) == guards
-
-    look(inspect, lambda x: torch.cat([torch.sin(x), torch.cos(x)], 1), grad(6, 8), dynamic=True)
-
-
-def test_a_size_that_nobody_knows_takes_the_fallback() -> None:
-    unknown = ShapeEnv().create_unbacked_symint()
-    assert sizes.hint_int(unknown, fallback=77) == 77
 
 
 # -- facts of a joint graph -------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 import tomllib
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +32,7 @@ OTHERS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def small() -> tuple[torch.nn.Module, torch.Tensor]:
@@ -92,18 +85,6 @@ def test_training_goes_on_with_plain_inductor(version: str, compiler: str, monke
         actual = gradients(model, torch.compile(model, backend=remat, options=options), x)
     torch.testing.assert_close(actual, expected)
     assert compile_remat.reports() == []
-
-
-def test_a_build_suffix_is_no_other_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = small()
-    expected = gradients(model, model, x)
-    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PlannerWarning)
-        options = {"memory_budget": "min", "compiler": "eager"}
-        actual = gradients(model, torch.compile(model, backend=remat, options=options), x)
-    torch.testing.assert_close(actual, expected)
-    assert len(compile_remat.reports()) == 1
 
 
 def test_partition_hands_over_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

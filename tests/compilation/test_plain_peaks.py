@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.common.code_only import plain_peak_bytes, without_compiler
 from compile_remat.api import explain, look
 from compile_remat.runtime.process_state import clear_process_state
+from tests.compilation.test_predicted_peaks import Fan
 
 
 class Pooled(nn.Module):
@@ -41,19 +42,6 @@ class Scattered(nn.Module):
         for layer in self.layers:
             x = x + torch.zeros_like(x).index_add(0, self.end, F.relu(layer(x[self.begin]))).tanh()
         return x.pow(2).mean()
-
-
-class Fan(nn.Module):
-    """Branches of one input: one kernel computes two gradients from what the forward saved of a branch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk, self.branches = nn.Linear(128, 128), nn.ModuleList(nn.Linear(128, 128, False) for _ in range(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, 128] -> scalar"""
-        h = self.trunk(x).tanh()
-        return torch.stack([(branch(h).sin() * h).exp() for branch in self.branches]).logsumexp(0).mean()
 
 
 class Overwritten(nn.Module):

@@ -62,6 +62,15 @@ def reports_of(
     return compile_remat.reports()
 
 
+def assert_predicted(
+    function: Callable[..., Any], inputs: Sequence[Any], budget: str | float = "min", **more: str
+) -> compile_remat.Report:
+    """The report of one graph whose predicted peak is that of its code."""
+    (report,) = reports_of(function, inputs, budget, **more)
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    return report
+
+
 @pytest.mark.parametrize(("name", "budget"), CASES)
 def test_the_predicted_peak_is_that_of_the_code(name: str, budget: str | float) -> None:
     case = models.build(name, scale=models.TOY_SCALE)
@@ -78,17 +87,14 @@ def test_what_is_computed_for_a_product_alone_is_not_written_before() -> None:
     """A Llama's SiLU was written to memory because a product's operand, itself in memory, would read too many buffers without it.
     The operand then reused the SiLU's buffer and not the gradient's: 17.6 % above the plan with gradients that leave early."""
     case = models.build("llama", scale=models.TOY_SCALE)
-    (report,) = reports_of(case.module, case.inputs, "min", gradients="early")
-    assert report.num_early
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert assert_predicted(case.module, case.inputs, gradients="early").num_early
 
 
 @pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.full), "vit"])
 def test_inputs_that_autocast_casts_for_a_convolution_are_copied_before(name: str) -> None:
     """No prediction counted the copies of these inputs in channels-last layout, in float32: vit needed 22 % more, resnet 11 %."""
     case = models.build(name, scale=models.TOY_SCALE, dtype="autocast")
-    (report,) = reports_of(case.module, case.inputs, "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(case.module, case.inputs)
 
 
 def test_what_a_branch_allocates_counts() -> None:
@@ -100,8 +106,7 @@ def test_what_a_branch_allocates_counts() -> None:
         y: Tensor = torch.cond(x.sum() > 0, lambda x: x + down(nn.functional.gelu(up(norm(x)))), torch.sin, (x,))
         return y.square().mean()
 
-    (report,) = reports_of(model, [torch.randn(2048, 256, requires_grad=True)], "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    report = assert_predicted(model, [torch.randn(2048, 256, requires_grad=True)])
     assert report.predicted_peak_bytes == pytest.approx(29 << 20, rel=TOLERANCE)
 
 
@@ -120,8 +125,7 @@ class Fan(nn.Module):
 
 def test_summed_up_gradients_of_branches_do_not_keep_their_products() -> None:
     """With each product alive until the last addition, 26 MiB were predicted where the code needs 13: such budgets were refused."""
-    (report,) = reports_of(Fan(), (torch.randn(2048, 128),), "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    report = assert_predicted(Fan(), (torch.randn(2048, 128),))
     assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 14 * 2**20
 
 
@@ -160,8 +164,7 @@ def block_of(inner: int, outer: int) -> nn.Sequential:
 )
 def test_a_skip_is_part_of_its_concatenation_and_copied_for_each_reader(budget: str) -> None:
     """In a forward the concatenation begins with the skip; convolutions get copies of it right before they run."""
-    (report,) = reports_of(Skips(), [torch.randn(4, 3, 64, 64)], budget)
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(Skips(), [torch.randn(4, 3, 64, 64)], budget)
 
 
 class Decoder(nn.Module):
@@ -178,8 +181,7 @@ class Decoder(nn.Module):
 
 def test_what_is_saved_behind_the_last_convolution_has_the_layout_of_eager_mode() -> None:
     """The loss's gradient does not lie in place of the picture, which has its channels innermost."""
-    (report,) = reports_of(Decoder(), (torch.randn(32, 3, 64, 64),), "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(Decoder(), (torch.randn(32, 3, 64, 64),))
 
 
 class Standardised(nn.Module):
@@ -218,8 +220,7 @@ def test_inputs_that_convolutions_are_computed_from_are_copied(
     model: type[nn.Module], shape: tuple[int, ...], is_leaf: bool, budget: str
 ) -> None:
     """Only inputs that a convolution reads directly were counted: standardised weights needed 29 % more than predicted."""
-    (report,) = reports_of(model(), (torch.randn(shape, requires_grad=is_leaf),), budget)
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(model(), (torch.randn(shape, requires_grad=is_leaf),), budget)
 
 
 class Head(nn.Module):
@@ -240,9 +241,8 @@ def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_h
     the logits gets a buffer of its own beside the logits."""
     x, targets = torch.randn(2048, 64, dtype=torch.bfloat16), torch.randint(0, 1024, (2048,))
     with config.patch(realize_opcount_threshold=limit):
-        (report,) = reports_of(Head().bfloat16(), (x, targets), "min")
+        report = assert_predicted(Head().bfloat16(), (x, targets))
     assert report.predicted_peak_bytes is not None and report.predicted_peak_bytes < 7 * 2**20  # the logits are 4 MiB
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("budget", ["min", 0.8])
@@ -265,8 +265,7 @@ def test_two_readers_of_the_forward_part_no_kernel_of_the_backward() -> None:
         return found
 
     x, targets = torch.randn(2048, 64), torch.randint(0, 1024, (2048,))
-    (report,) = reports_of(partial(loss, Head()), (x, targets), "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(partial(loss, Head()), (x, targets))
 
 
 class Spectral(nn.Module):
@@ -285,8 +284,7 @@ class Spectral(nn.Module):
 
 def test_operators_on_complex_numbers_are_kernels_of_their_own() -> None:
     """Predicted were 18 MiB where the code of four such layers on [2048, 256] needed 22."""
-    (report,) = reports_of(Spectral(), (torch.randn(1024, 256),), "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(Spectral(), (torch.randn(1024, 256),))
 
 
 class Normed(nn.Module):
@@ -317,8 +315,7 @@ def test_a_batch_norm_parts_the_kernel_that_sums_from_the_one_that_reads_the_sum
         lambda: nn.Conv2d(32, 32, kernel, padding=kernel // 2, bias=False), activation, is_residual=is_residual
     )
     images = torch.randn(8, 32, 32, 32, dtype=torch.bfloat16, requires_grad=True)
-    (report,) = reports_of(model.to(torch.bfloat16), [images], "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(model.to(torch.bfloat16), [images])
 
 
 def block(*behind: nn.Module) -> nn.Module:
@@ -327,10 +324,9 @@ def block(*behind: nn.Module) -> nn.Module:
 
 
 def report_of_blocks(dtype: torch.dtype, *behind: nn.Module) -> compile_remat.Report:
-    """The report of the lowest plan of two blocks."""
+    """The report of the lowest plan of two blocks, whose predicted peak is that of their code."""
     images = torch.randn(4, 16, 32, 32, dtype=dtype, requires_grad=True)
-    (report,) = reports_of(nn.Sequential(block(*behind), block(*behind)).to(dtype), [images], "min")
-    return report
+    return assert_predicted(nn.Sequential(block(*behind), block(*behind)).to(dtype), [images])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -338,15 +334,13 @@ def test_a_group_norm_with_an_activation_has_the_peak_of_its_code(dtype: torch.d
     """Pixels are summed up, then channels, before the gradient of the input: that gradient is read from memory, twice.  Believed to
     stay in registers it gave 14 % too little in bfloat16.  The sigmoid that SiLU's backward computes again, and that two read, is
     computed by their kernel: believed to lie in memory, it gave 15 % too much in float32."""
-    report = report_of_blocks(dtype)
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    report_of_blocks(dtype)
 
 
 def test_a_pooled_group_norms_gradient_is_one_kernel_from_2_13_on() -> None:
     """The gradient of the pooling goes over rows and columns, what it is multiplied by over pixels: in two loops, the sigmoid
     was written to memory between them, 24 % above the plan.  Before 2.13 they are two, and so they are in the plan."""
     report = report_of_blocks(torch.bfloat16, nn.AvgPool2d(2))
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
     if torch_version() >= (2, 13) and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # without bfloat16 instructions the peak is a convolution's, which converts its inputs
         assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 600_000
@@ -355,8 +349,7 @@ def test_a_pooled_group_norms_gradient_is_one_kernel_from_2_13_on() -> None:
 def test_a_gradient_that_comes_in_for_a_convolution_is_copied_into_its_layout() -> None:
     """The caller's gradient has its channels outermost: predicted were 4.2 MB, and the code needed 6.3."""
     images = torch.randn(8, 16, 32, 32)
-    (report,) = reports_of(nn.Sequential(block(), nn.Conv2d(16, 64, 1)), [images], "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(nn.Sequential(block(), nn.Conv2d(16, 64, 1)), [images])
 
 
 class Applied(nn.Module):
@@ -386,8 +379,7 @@ def test_numbers_that_are_drawn_again_for_a_sum_alone_are_written(
 ) -> None:
     """A parameter's gradient sums in other loops than those in which Inductor draws: predictions were 33 to 50 % too low."""
     x = torch.randn(12, 40, 32, requires_grad=needs_gradient)
-    (report,) = reports_of(Applied(shape, function), [x], "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(Applied(shape, function), [x])
 
 
 READERS: dict[str, tuple[Tensor, tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
@@ -422,5 +414,4 @@ def test_what_is_read_elsewhere_is_not_written_over_and_short_sums_are_no_reduct
     elsewhere: 24 to 37 % were missing.  A sum of a few elements is part of its readers' expressions, and the gradient of the
     largest is written by a fused kernel: 16 to 33 % too much."""
     x, weight, function = READERS[name]
-    (report,) = reports_of(Applied(weight, function), [x], "min")
-    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert_predicted(Applied(weight, function), [x])

@@ -34,17 +34,6 @@ def test_both_graphs_are_judged_together() -> None:
     assert [run.peak_bytes for run in seen.runs] == [3 * KIB]
 
 
-def test_the_run_has_the_facts_of_graphs_that_were_read() -> None:
-    seen = Seen()
-    readings = Readings(seen)
-    readings(replace(FORWARD_GRAPH, nodes_of={"a": ("mm",), "b": ("sin",)}))
-    readings(replace(BACKWARD_GRAPH, nodes_of={"g": ("mul",), "h": ("mm_1",)}))
-    facts = seen.runs[0].facts
-    assert facts is not None and facts.peak_bytes == 3 * KIB
-    assert facts.forward.stored == {"mm": KIB, "sin": KIB}
-    assert facts.backward.computed == {"mul", "mm_1"}
-
-
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_plan_is_refused_by_its_judge(*, stops: bool) -> None:
     def refuse(run: RegionRun) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import compile_remat
 from tests.stacks.promise import assert_same, assert_within_budget, planned
 
 pytest.importorskip("transformers", reason="transformers is not installed: make test-stacks")
@@ -95,10 +94,3 @@ def test_lora() -> None:
     assert measured
     for report in measured:
         assert_within_budget(report.measured_peak_bytes, report.budget_bytes)
-
-
-def test_a_backend_name_of_ours_is_no_name_of_theirs() -> None:
-    """`compile-remat doctor` and the manual name the way out."""
-    with pytest.raises(ValueError, match="REMAT"):
-        hf_trainer.trainer(hf_trainer.llama(), None, torch_compile_backend="remat")
-    assert not compile_remat.reports()
