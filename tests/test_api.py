@@ -33,16 +33,9 @@ from compile_remat.report import record
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No settings, graphs, reports or cached plans from elsewhere: on a cache hit nothing of ours would run."""
-    for name in compile_remat.RematConfig.__dataclass_fields__:
-        monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    with inductor_config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
-        yield
+def _nothing_is_installed(uncached: None) -> Iterator[None]:
+    yield
     uninstall()
-    torch.compiler.reset()
 
 
 def mlp(layers: int, width: int = 8) -> nn.Module:
@@ -218,10 +211,6 @@ def test_pareto_ends_at_the_fastest_and_the_lowest_plan() -> None:
     plans = pareto(mlp(12), X, points=4, memory_budget=0.9)  # a budget given here means nothing
     assert plans[0].peak_bytes == explain(mlp(12), X, memory_budget=1.0).predicted_peak_bytes
     assert plans[-1].peak_bytes <= explain(mlp(12), X, memory_budget="min").predicted_peak_bytes
-
-
-def test_two_points_are_the_ends() -> None:
-    assert 1 <= len(pareto(mlp(8), X, points=2)) <= 2
 
 
 @pytest.mark.proof

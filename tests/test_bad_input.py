@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,7 @@ from compile_remat.planning import joint_planning, joint_problem, settings
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in compile_remat.RematConfig.__dataclass_fields__:
-        monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
-        yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("uncached")
 
 
 def model_and_input(layers: int = 4) -> tuple[nn.Module, torch.Tensor]:
@@ -60,27 +51,6 @@ def trained(**options: Any) -> None:
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("budget", "said"),
-    [
-        (math.nan, "nan"),
-        (math.inf, "inf"),
-        (-math.inf, "inf"),
-        ("inf", "inf"),
-        ("nanGiB", "nanGiB"),
-        ("-1GiB", "negative"),
-        ("0MiB", "zero"),
-        (True, "True"),
-        ([MIB], "is not a size"),
-        (1.5, '"1.5MiB"'),
-    ],
-)
-def test_a_budget_that_is_no_amount(budget: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=r"^memory_budget = .*Allowed") as caught:
-        trained(memory_budget=budget)
-    assert said in str(caught.value)
-
-
 # -- devices ----------------------------------------------------------------------------------------------------------
 
 
@@ -88,12 +58,8 @@ def test_a_budget_that_is_no_amount(budget: object, said: str) -> None:
     ("content", "said"),
     [
         (b"", "is not JSON"),
-        (b"{", "is not JSON"),
         (b"\xff\xfe\x00", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b"[]", "JSON object"),
-        (b'{"bandwidth_bytes_per_s": 1e12}', "flops_per_s"),
-        (b'{"bandwidth_bytes_per_s": -1, "flops_per_s": {"float32": 1e12}}', "above 0"),
         (b'{"bandwidth_bytes_per_s": NaN, "flops_per_s": {"float32": 1e12}}', "above 0"),
         (b'{"bandwidth_bytes_per_s": Infinity, "flops_per_s": {"float32": 1e12}}', "bandwidth_bytes_per_s"),
         (b'{"bandwidth_bytes_per_s": 1e12, "flops_per_s": {"float32": Infinity}}', "float32"),
@@ -129,17 +95,6 @@ def test_option_names_that_are_no_strings() -> None:
     model, x = model_and_input()
     with pytest.raises(ConfigError, match="option names are strings"):
         torch.compile(model, backend=remat, options={3: "min"})(x)  # type: ignore[dict-item]
-
-
-def test_mode_and_options_together_are_torchs_own_error() -> None:
-    with pytest.raises(RuntimeError, match="Either mode or options"):
-        torch.compile(model_and_input()[0], backend=remat, mode="reduce-overhead", options={"memory_budget": "min"})
-
-
-def test_a_mode_that_does_not_exist() -> None:
-    model, x = model_and_input()
-    with pytest.raises(ConfigError, match="max-autotune"):
-        torch.compile(model, backend=remat, mode="max-autotun")(x)
 
 
 @pytest.mark.parametrize(
@@ -179,15 +134,6 @@ def test_a_plan_that_cannot_be_read(tmp_path: Path) -> None:
         trained(memory_budget="min", plan_dir=tmp_path)
 
 
-def test_a_plan_that_is_no_text(tmp_path: Path) -> None:
-    trained(memory_budget="min", plan_dir=tmp_path)
-    (path,) = tmp_path.glob("*.plan.json")
-    path.write_bytes(b"\xff\xfe\x00")
-    torch.compiler.reset()
-    with pytest.raises(PlanMismatchError, match="Delete it"):
-        trained(memory_budget="min", plan_dir=tmp_path)
-
-
 @pytest.mark.parametrize("narrowed", [[], ["relu"]])
 def test_a_plan_of_a_version_that_could_save_values_in_fewer_bits(narrowed: list[str], tmp_path: Path) -> None:
     """Such a plan's file has a field for these values: if the field is empty the plan is replayed, else refused."""
@@ -207,13 +153,16 @@ def test_a_plan_of_a_version_that_could_save_values_in_fewer_bits(narrowed: list
     assert report.plan is not None and report.plan.status is Status.REPLAYED
 
 
-def test_a_plan_that_saves_what_it_computes_a_second_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("again", "added", "said"), [(True, [], "a second time and saves it"), (False, ["no_such_value"], "no_such_value")]
+)
+def test_a_plan_that_this_graph_cannot_have(again: bool, added: list[str], said: str, tmp_path: Path) -> None:
     trained(memory_budget="max", plan_dir=tmp_path)
     (path,) = tmp_path.glob("*.plan.json")
     plan = json.loads(path.read_text())
-    path.write_text(json.dumps({**plan, "again": plan["saved"]}))
+    path.write_text(json.dumps({**plan, "saved": plan["saved"] + added, "again": plan["saved"] * again}))
     torch.compiler.reset()
-    with pytest.raises(PlanMismatchError, match="a second time and saves it"):
+    with pytest.raises(PlanMismatchError, match=rf"{path.name}(.|\n)*{said}"):
         trained(memory_budget="max", plan_dir=tmp_path)
 
 

@@ -159,23 +159,6 @@ def test_a_lost_or_damaged_side_file_costs_the_report_only(folder: Path, process
 
 
 @pytest.mark.usefixtures("empty_kernels")
-def test_a_graph_that_inductor_rewrites_has_the_name_that_it_came_with() -> None:
-    """Inductor takes the `tanh` of each part; out of the cache the graph comes as it was."""
-    weight = torch.randn(8, requires_grad=True)
-    for _ in range(2):
-        torch.compiler.reset()
-        clear_process_state()
-        call = torch.compile(
-            lambda x: torch.tanh(torch.cat((x * weight, x * weight, x), -1)),
-            backend=remat,
-            options={"memory_budget": "max"},
-        )
-        call(torch.randn(4, 8)).sum().backward()
-        (report,) = compile_remat.reports()
-    assert report.from_cache
-
-
-@pytest.mark.usefixtures("empty_kernels")
 def test_a_graph_that_was_rewritten_in_a_refused_round_has_that_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second round gets the graph as the first round left it; another process gets the graph as it came."""
     judged, names = list[RematPartitioner](), list[set[str]]()

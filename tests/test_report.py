@@ -204,13 +204,6 @@ def test_a_report_is_written_under_its_graph_and_rank(tmp_path: Path, monkeypatc
     assert Report.from_json(path.read_text()) == REPORT
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("")
-    with caplog.at_level("WARNING", logger="compile_remat"):
-        write(REPORT, str(tmp_path / "file"))
-    assert "report_dir" in caplog.text and "cannot be written" in caplog.text
-
-
 def test_what_a_failed_compilation_recorded_is_dropped() -> None:
     compile_remat.reset_reports()
     with pytest.raises(ZeroDivisionError), recording() as recorded:
