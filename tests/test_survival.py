@@ -24,6 +24,7 @@ from compile_remat.compilation.driver import Compilation
 from compile_remat.errors import ConfigError, PlannerWarning
 from compile_remat.inductor.unplanned_graphs import OPTIONS, unmodelled_options
 from tests.correctness.harness import RUNS_UNFUSED
+from tests.threads import run_at_once
 
 
 @pytest.fixture(autouse=True)
@@ -140,41 +141,28 @@ def test_three_threads_under_one_budget(budget: object) -> None:
     torch.manual_seed(0)
     models = [nn.Sequential(*(m for _ in range(5) for m in (nn.Linear(8, 8), nn.Tanh()))) for _ in range(3)]
     inputs = [torch.randn(256, 8) for _ in models]
-    together = threading.Barrier(len(models))
-    failed: list[BaseException] = []
+    together = threading.Barrier(len(models), timeout=300)
 
     def gradients(
-        model: nn.Module,
-        call: Callable[[Tensor], Tensor],
-        x: Tensor,
-        wait: Callable[[float], object] = lambda limit: None,
+        model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, wait: Callable[[], object] = lambda: None
     ) -> list[Tensor]:
         model.zero_grad()
         loss = call(x).square().mean()
-        wait(300)
+        wait()
         loss.backward()
-        wait(300)
+        wait()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     expected = [gradients(m, m, x) for m, x in zip(models, inputs, strict=True)]
     seen: dict[int, list[Tensor]] = {}
 
     def train(k: int) -> None:
-        try:
-            call = compiled(models[k], budget)
-            for wait in (together.wait, together.wait, lambda limit: None):
-                seen[k] = gradients(models[k], call, inputs[k], wait)
-        except BaseException as error:
-            together.abort()
-            failed.append(error)
+        call = compiled(models[k], budget)
+        for wait in (together.wait, together.wait, lambda: None):
+            seen[k] = gradients(models[k], call, inputs[k], wait)
 
-    threads = [threading.Thread(target=train, args=(k,)) for k in range(len(models))]
     with pytest.warns(PlannerWarning, match="several threads"):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failed
+        run_at_once(*(functools.partial(train, k) for k in range(len(models))))
     torch.testing.assert_close([seen[k] for k in range(len(models))], expected)
     assert {report.status for report in compile_remat.reports()}.isdisjoint({"FALLBACK"})
 

@@ -40,34 +40,27 @@ def auto(memory: Free = FREE, reserve: object = 0, state: object = "none") -> fl
     return budget / GIB
 
 
-def test_free_and_reserved_memory_less_what_is_in_use() -> None:
-    assert auto() == 50 + 8 - 6
+GRAIN = FREE.capacity // 64
+"""Budgets are rounded down to a 64th of the capacity."""
 
 
-def test_a_process_limit_counts_before_what_is_in_use() -> None:
-    assert auto(dataclasses.replace(FREE, process_limit=32 * GIB)) == 32 - 6
-    assert auto(dataclasses.replace(FREE, process_limit=63 * GIB)) == 52
-
-
-@pytest.mark.parametrize(("reserve", "left"), [("25%", 36), ("4GiB", 48), (4 * GIB, 48), (0, 52), ("5%", 48)])
-def test_the_reserve_is_bytes_or_a_share_of_the_capacity(reserve: object, left: int) -> None:
-    assert auto(reserve=reserve) == left
-
-
-@pytest.mark.parametrize(("state", "left"), [("none", 52), ("sgd", 51), ("adamw", 50), ("10GiB", 42)])
-def test_the_optimizers_state_to_come_is_left_free(state: object, left: int) -> None:
-    assert auto(state=state) == left
+@pytest.mark.parametrize(
+    ("changed", "reserve", "state", "left"),
+    [
+        pytest.param({}, 0, "none", 50 + 8 - 6, id="free and reserved memory less what is in use"),
+        pytest.param({"process_limit": 32 * GIB}, 0, "none", 32 - 6, id="a limit of the process counts before that"),
+        pytest.param({"process_limit": 63 * GIB}, 0, "none", 52, id="a higher limit"),
+        *(({}, reserve, "none", left) for reserve, left in (("25%", 36), ("4GiB", 48), (4 * GIB, 48), ("5%", 48))),
+        *(({}, 0, state, left) for state, left in (("sgd", 51), ("adamw", 50), ("10GiB", 42))),
+        *(({"free": 50 * GIB + more}, 0, "none", 52 if more >= 0 else 51) for more in (1, GRAIN - 1, -1)),
+    ],
+)
+def test_what_is_left_for_auto(changed: dict[str, int], reserve: object, state: object, left: int) -> None:
+    assert auto(dataclasses.replace(FREE, **changed), reserve, state) == left
 
 
 def test_only_parameters_that_are_trained_count() -> None:
     assert trainable_bytes(PARAMETERS) == GIB
-
-
-def test_rounded_down_to_a_64th_of_the_capacity() -> None:
-    grain = FREE.capacity // 64
-    for spare in (0, 1, grain - 1):
-        assert auto(dataclasses.replace(FREE, free=50 * GIB + spare)) == 52
-    assert auto(dataclasses.replace(FREE, free=50 * GIB - 1)) == 51
 
 
 def test_cublas_takes_a_workspace_in_the_forwards_thread_and_in_autograds(monkeypatch: pytest.MonkeyPatch) -> None:

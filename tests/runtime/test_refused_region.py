@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import compile_remat
 from compile_remat import BudgetError
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
+from tests.threads import run_at_once
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -89,11 +90,7 @@ def test_each_thread_gets_the_error_of_its_own_size() -> None:
             seen[rows] = error.largest[0].shape
 
     for _ in range(2):  # the second time the errors are known
-        threads = [threading.Thread(target=train, args=(rows,)) for rows in (4096, 8192, 400, 2048)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_at_once(*(partial(train, rows) for rows in (4096, 8192, 400, 2048)))
         assert seen == {rows: (rows, 64) if rows > 400 else None for rows in (4096, 8192, 400, 2048)}
 
 

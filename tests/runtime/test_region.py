@@ -7,7 +7,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,6 +25,7 @@ from compile_remat.runtime.oom_recovery import OomRecovery
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.shared_budget import CHANGES, SharedBudget
 from compile_remat.runtime.states import CALL_TRANSITIONS, PLAN_TRANSITIONS, CallEvent, CallState, PlanEvent, PlanState
+from tests.threads import run_at_once
 
 MENU = (
     PlanOption(("large",), held_bytes=40, forward_peak_bytes=50, peak_bytes=60, time_ns=0),
@@ -386,31 +386,23 @@ def test_steps_are_compared_by_regions_that_are_alive() -> None:
 
 
 def test_threads_have_calls_of_their_own() -> None:
-    budget, failures = shared(10_000), list[BaseException]()
+    budget = shared(10_000)
     region = region_of(budget, recovery())
-    at_once = threading.Barrier(4)
+    at_once = threading.Barrier(4, timeout=10)
 
     def train() -> None:
-        try:
-            for _ in range(20):
-                at_once.wait(10)
-                x = leaf()
-                (y,) = region(x)
-                at_once.wait(10)
-                assert len(budget.calls_in_flight) == 1
-                at_once.wait(10)
-                y.sum().backward()
-                assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
-        except BaseException as error:
-            failures.append(error)
-            at_once.abort()
+        for _ in range(20):
+            at_once.wait()
+            x = leaf()
+            (y,) = region(x)
+            at_once.wait()
+            assert len(budget.calls_in_flight) == 1
+            at_once.wait()
+            y.sum().backward()
+            assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
 
-    threads = [threading.Thread(target=train) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == [] and budget.calls_in_flight == []
+    run_at_once(*[train] * 4)
+    assert budget.calls_in_flight == []
     assert region.state is PlanState.EXCLUSIVE  # each thread's step has one call
 
 
@@ -464,11 +456,6 @@ def test_after_running_out_of_memory_no_larger_option_is_on_the_menu() -> None:
     assert region.state is PlanState.SHARED and region.menu == MENU[1:] and region.running.plan.saved == ("small",)
 
 
-def in_another_thread(function: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(10)
-
-
 def test_calls_of_two_threads_that_overlap_are_not_one_step() -> None:
     """Together they need 40 + 60 bytes of 90; each thread's step has one call, whatever else runs at the same moment."""
     budget = shared(90)
@@ -476,7 +463,7 @@ def test_calls_of_two_threads_that_overlap_are_not_one_step() -> None:
     for k in range(3):
         (y,) = first(leaf())
         with nullcontext() if k else pytest.warns(PlannerWarning, match="several threads"):
-            in_another_thread(lambda: step(second))
+            run_at_once(lambda: step(second))
         y.sum().backward()
     assert first.running.plan.saved == second.running.plan.saved == ("large",)
 
@@ -503,6 +490,6 @@ def test_a_forward_inside_a_backward_of_another_thread_belongs_to_its_step() -> 
     loss = Checkpointed.apply(leaf()).sum()
     with warnings.catch_warnings():
         warnings.simplefilter("error", PlannerWarning)
-        in_another_thread(loss.backward)
+        run_at_once(loss.backward)
     assert seen == [2]
     del kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from compile_remat.runtime.process_state import clear_process_state
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.size_ladder import RUNGS, Rung, SizeLadder
 from tests.processes import run
+from tests.threads import run_at_once
 
 KIB = 1024
 WIDTH = 32
@@ -364,11 +366,7 @@ def test_calls_at_the_same_moment_run_their_own_plans() -> None:
     compiler, start = Compiler(), noting((100,))
     compiler.result = noting
     region = CompiledRegion(start, [SizeLadder([("s0", 0)], start), Waiting()], compiler)
-    calls = [threading.Thread(target=region, args=(size, torch.ones(3, requires_grad=True))) for size in (50, 400)]
-    for call in calls:
-        call.start()
-    for call in calls:
-        call.join()
+    run_at_once(*(partial(region, size, torch.ones(3, requires_grad=True)) for size in (50, 400)))
     assert ran[50] == (100,) and max(ran[400]) >= 400
 
 
@@ -392,19 +390,11 @@ def test_a_plan_that_another_thread_adds_while_one_is_chosen_drops_none() -> Non
 def test_random_sizes_in_three_threads_are_all_served_within_the_ladder() -> None:
     compiler = Compiler()
     region, published = ladder(compiler, 30)
-    failures: list[BaseException] = []
 
     def train(seed: int) -> None:
         numbers = random.Random(seed)
-        try:
-            for _ in range(70):
-                region(numbers.randint(2, CARRIED), torch.ones(3, requires_grad=True))
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(70):
+            region(numbers.randint(2, CARRIED), torch.ones(3, requires_grad=True))
 
-    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures and len(compiler.planned) == len(published) < RUNGS
+    run_at_once(*(partial(train, seed) for seed in range(3)))
+    assert len(compiler.planned) == len(published) < RUNGS
