@@ -317,20 +317,6 @@ def test_extensions(case: Case, compiler: str, budgets: Sequence[float | str]) -
 # -- what plain torch.compile refuses, and what users demand ----------------------------------------------------------
 
 
-def test_flex_attention_backward_on_cpu_is_refused_by_torch() -> None:
-    def step(**how: Any) -> tuple[type[BaseException], str]:
-        torch.compiler.reset()
-        inputs = [t.requires_grad_() for t in torch.randn(3, 1, 2, 32, 16)]
-        with pytest.raises(Exception) as caught:
-            torch.compile(lambda *inputs: flex_attention(*inputs, score_mod=score), **how)(*inputs).sum().backward()
-        return caught.type, str(caught.value).replace("backend='compiler_fn'", "backend='remat'")
-
-    expected = step()
-    assert "backward" in expected[1]
-    for budget in ("max", "min"):
-        assert step(backend=remat, options={"memory_budget": budget}) == expected
-
-
 def test_a_custom_operator_runs_again_only_where_a_tag_says_so() -> None:
     module, x = CustomOperators(), torch.randn(10, 8)
 

@@ -1,4 +1,4 @@
-"""Shapes of programs: graph breaks, parts without gradients, odd outputs, frozen and reused weights, inference."""
+"""Shapes of programs: graph breaks, parts without gradients, odd outputs, reused weights, inference."""
 
 from __future__ import annotations
 
@@ -87,28 +87,6 @@ def unused_output(wrap: Wrap) -> Observed:
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
-
-
-class LowRank(nn.Module):
-    """Frozen layers with trained low-rank additions; one layer before the first trained weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen, self.norm = layers(4), nn.LayerNorm(8)
-        self.down = nn.ParameterList([torch.randn(8, 2) / 3 for _ in range(3)])
-        self.up = nn.ParameterList([torch.randn(2, 8) / 3 for _ in range(3)])
-        for parameter in (*self.frozen.parameters(), *self.norm.parameters()):
-            parameter.requires_grad_(False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.gelu(self.frozen[3](x))
-        for layer, down, up in zip(self.frozen, self.down, self.up, strict=False):
-            x = x + torch.sin(self.norm(layer(x) + x @ down @ up))
-        return x
-
-
-def low_rank(wrap: Wrap) -> Observed:
-    return train(LowRank(), [torch.randn(16, 8)], wrap)
 
 
 class Looped(nn.Module):
@@ -231,7 +209,6 @@ CASES = [
     Case("called_twice", called_twice, **DEEP, compilers=EAGER),
     Case("odd_outputs", odd_outputs),
     Case("unused_output", unused_output, reference="compiled", compilers=EAGER),
-    Case("low_rank", low_rank, **DEEP),
     Case("looped", looped, **DEEP),
     Case("no_grad", no_grad, plans=False, reference="compiled"),
     Case("autocast", autocast, **BF16),

@@ -209,18 +209,6 @@ def strided(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
     return torch.sin(y.flip(0).roll(1, 1)) @ w
 
 
-def detached(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
-    h = torch.sin(x @ w)
-    with torch.no_grad():
-        scale = torch.exp(h).mean()
-    return torch.sin(h.detach() * h) * scale * (h - h.detach() + 1)
-
-
-def used_twice(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
-    h = torch.sin(x @ w) @ w
-    return torch.sin(h * h + h) @ torch.sin(w) * torch.cat([h[:4], h[:4]])
-
-
 def weight_updated(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
     with torch.no_grad():
         w.mul_(0.9)
@@ -440,8 +428,6 @@ ALIASES: dict[str, Behaviour] = {
         outputs_alias,
         base_is_not_returned,
         strided,
-        detached,
-        used_twice,
         weight_updated,
     )
 }

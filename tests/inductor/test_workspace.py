@@ -53,7 +53,6 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
         (torch.zeros(8, 64, 65, dtype=torch.cfloat), [1, 2], 2, 128),
         8 * 64 * 65 * 8,
     ),
-    "a transform of one dimension": (aten._fft_c2r.default, (torch.zeros(64, 65, dtype=torch.cfloat), [1], 2, 128), 0),
     "an inverse": (aten.linalg_inv_ex.default, (torch.eye(64),), 64 * 64 * 4),
     "every second number": (aten.mm.default, (torch.ones(64, 64, 2)[..., 0], torch.ones(64, 64)), 64 * 64 * 4),
     "an argument written into": (
@@ -61,7 +60,6 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
         (torch.ones(64), [torch.ones(64) > 0], torch.ones(64)),
         64 * 8,
     ),
-    "places": (aten.index_select.default, (torch.ones(64, 64), 0, torch.full((64,), 63)), 0),
     "random numbers": (aten.multinomial.default, (torch.ones(64, 64), 2), 64 * 64 * 4),
 }
 """The operator, its arguments, and the least that it takes on any processor."""
