@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from torch import Tensor
 
 import compile_remat
@@ -109,8 +110,27 @@ def test_squares_become_products() -> None:
     with example("own_policy") as script:
         done = check_rewrite(joint_of(square, x, w), script.squares_as_products)
     assert done.result == 1
-    before = done.before.splitlines()
-    assert [line for line in done.after.splitlines() if line not in before] == [
-        "mul_tensor: f32[4, 2] = aten.mul(mm, mm)",
-        "return mul_tensor, None, mm_1",
-    ]
+    assert_expected_inline(
+        done.before,
+        """\
+mm: f32[4, 2] = aten.mm(primals_1, primals_2)
+pow_1: f32[4, 2] = aten.pow(mm, 2)
+pow_2: f32[4, 2] = aten.pow(mm, 1.0)
+mul: f32[4, 2] = aten.mul(pow_2, 2.0)
+mul_1: f32[4, 2] = aten.mul(tangents_1, mul)
+permute: f32[3, 4] = aten.permute(primals_1, [1, 0])
+mm_1: f32[3, 2] = aten.mm(permute, mul_1)
+return pow_1, None, mm_1""",
+    )
+    assert_expected_inline(
+        done.after,
+        """\
+mm: f32[4, 2] = aten.mm(primals_1, primals_2)
+mul_tensor: f32[4, 2] = aten.mul(mm, mm)
+pow_2: f32[4, 2] = aten.pow(mm, 1.0)
+mul: f32[4, 2] = aten.mul(pow_2, 2.0)
+mul_1: f32[4, 2] = aten.mul(tangents_1, mul)
+permute: f32[3, 4] = aten.permute(primals_1, [1, 0])
+mm_1: f32[3, 2] = aten.mm(permute, mul_1)
+return mul_tensor, None, mm_1""",
+    )
