@@ -76,18 +76,19 @@ lint: $(VENV)/.dev  ## check style and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-# Checked as installed: only there do compile_remat, passes and cost_models lie as they are imported.
-.PHONY: build/types
-build/types: $(VENV)/.installed
-	rm -rf build
-	$(PIP) install --quiet --no-deps --no-build-isolation --target build/types .
+# Checkers see compile_remat, passes and cost_models as they are imported: links, in the places that a wheel has.
+.PHONY: build/tree
+build/tree:
+	rm -rf $@
+	mkdir -p $@/compile_remat
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard compile_remat/*) passes cost_models) $@/compile_remat
 
-types: $(VENV)/.dev build/types  ## check types
-	cd build/types && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml -p compile_remat
+types: $(VENV)/.dev build/tree  ## check types
+	cd build/tree && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p compile_remat
 
-layers: build/types  ## check which room imports which, where private names of torch stand, and what modules are called
+layers: $(VENV)/.installed build/tree  ## check which room imports which, where private names of torch stand, and what modules are called
 	$(PY) -m ruff check --select TID .
-	cd build/types && PYTHONPATH=. $(abspath $(VENV))/bin/lint-imports --no-cache --no-logo --config ../../pyproject.toml
+	cd build/tree && PYTHONPATH=. $(abspath $(VENV))/bin/lint-imports --no-cache --no-logo --config ../../pyproject.toml
 	$(PY) -m pytest -q tests/test_architecture.py
 
 wheel-test: $(VENV)/.installed  ## build the wheel and run the tests against it instead of the checkout
