@@ -72,9 +72,10 @@ bench: $(VENV)/.installed  ## measure the figures of docs/results/
 
 dev: $(VENV)/.dev  ## add the tools for working on the code to .venv
 
-lint: $(VENV)/.dev  ## check style and format
+lint: $(VENV)/.dev  ## check style, format and prose
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m pytest -q --noconftest tests/test_prose.py
 
 # Checkers see compile_remat, passes and cost_models as they are imported: links, in the places that a wheel has.
 .PHONY: build/tree

@@ -9,8 +9,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-import tokenize
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
@@ -25,12 +23,7 @@ from benchmarks.pages import blocks
 from compile_remat import cli
 from compile_remat._torch.codegen_rules import inductor_rules
 from compile_remat.runtime.states import CALL_TABLE, PLAN_TABLE
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-ROOMS = ("compile_remat", "passes", "cost_models")
-SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+from tests.sources import BENCHMARKS, PAGES, ROOMS, ROOT, SOURCES, TESTS, docstrings, name_of
 
 FILE = re.compile(r"(?<![\w./-])(?:compile_remat|passes|cost_models|benchmarks|docs|examples|tests)/[\w./-]*\w")
 DOTTED = re.compile(r"\bcompile_remat(?:\.[A-Za-z_]\w*)+")
@@ -38,10 +31,6 @@ BENCHMARK = re.compile(r"python -m (benchmarks\.\w+)([^`\n]*)")
 COMMAND = re.compile(r"compile-remat ([a-z]+)([^`\n]*)")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s:]+)\)")
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -250,40 +239,11 @@ def test_docstrings_name_what_exists() -> None:
     assert unknown == {}
 
 
-NO_SUBJECT = re.compile(r"(?:\A|[.:;] +|\n\s*\n\s*)(What|Whether|Whatever|Who|Whose) ")
-"""A sentence that begins with a clause in place of a subject."""
-
-
-def test_sentences_of_docstrings_and_comments_have_a_subject() -> None:
-    found: dict[str, list[str]] = {}
-    for path in [*SOURCES, *BENCHMARKS, *(ROOT / "tests").rglob("*.py")]:
-        with path.open("rb") as file:
-            comments = [t.string.lstrip("# ") for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
-        for text in [*docstrings(ast.parse(path.read_text())), *comments]:
-            if NO_SUBJECT.search(text):
-                found.setdefault(name_of(path), []).append(text)
-    assert found == {}
-
-
-@pages
-def test_sentences_of_pages_have_a_subject(page: Path) -> None:
-    """Headings and output in blocks apart."""
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert NO_SUBJECT.findall(prose) == []
-
-
-def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Docstrings of the module, its classes and functions, and the strings behind assignments."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
-
-
 @cache
 def words_in_code() -> frozenset[str]:
     """Identifiers and words of texts, docstrings apart, in our sources and tests; names of their modules."""
     found: set[str] = set()
-    for path in [*SOURCES, *BENCHMARKS, *(ROOT / "tests").rglob("*.py")]:
+    for path in [*SOURCES, *BENCHMARKS, *TESTS]:
         tree = ast.parse(path.read_text())
         told = set(docstrings(tree))
         found.add(path.stem)
