@@ -34,10 +34,7 @@ def _read(kind: Any, value: object, where: str) -> Any:
     if get_origin(kind) in (Union, UnionType):
         return _read_union(get_args(kind), value, where)
     if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{where} is {_shown(value)}, no list")
-        inner = get_args(kind)[0]
-        return tuple(_read(inner, item, f"{where}[{k}]") for k, item in enumerate(value))
+        return _read_tuple(get_args(kind), value, where)
     if is_dataclass(kind):
         return _read_fields(kind, value, where)
     if issubclass(kind, Enum):
@@ -49,6 +46,16 @@ def _read(kind: Any, value: object, where: str) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{where} is {_shown(value)}, no {kind.__name__}")
     return value
+
+
+def _read_tuple(kinds: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} is {_shown(value)}, no list")
+    if kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(value)
+    if len(value) != len(kinds):
+        raise ValueError(f"{where} has {len(value)} items, not {len(kinds)}")
+    return tuple(_read(kind, item, f"{where}[{k}]") for k, (kind, item) in enumerate(zip(kinds, value, strict=True)))
 
 
 def _read_union(kinds: tuple[Any, ...], value: object, where: str) -> Any:

@@ -6,11 +6,12 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 
 import numpy as np
 
+from compile_remat._util import json_values
 from compile_remat.pages.figures import FASTEST, PLAIN, FrontierPoint, ModuleRow, StepFigures
 from compile_remat.passes.memory.candidate_plan import Candidate, candidate
 from compile_remat.passes.memory.facts_by_node import NodeTable, node_facts
@@ -55,7 +56,7 @@ class PlanPictures:
     def to_text(self) -> str:
         """Returns the arguments before `facts` as compressed text, which `StoredPictures` reads."""
         plain = None if self.plain is None else self.plain.to_json()
-        observed = None if self.observed is None else astuple(self.observed)
+        observed = None if self.observed is None else asdict(self.observed)
         data = [self.problem.to_json(), plain, observed, self.work_seconds]
         return base64.b64encode(zlib.compress(json.dumps(data).encode(), level=3)).decode()
 
@@ -129,7 +130,7 @@ class StoredPictures:
             return PlanPictures(
                 Problem.from_json(problem),
                 None if plain is None else Problem.from_json(plain),
-                observed=None if observed is None else PlainFacts.from_object(observed),
+                observed=None if observed is None else json_values.read_as(PlainFacts, observed),
                 work_seconds=work_seconds,
             )
         except (zlib.error, ValueError, KeyError, TypeError) as error:

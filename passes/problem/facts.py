@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from compile_remat._util import json_values
 
@@ -111,18 +110,6 @@ class PlainFacts:
         )
         return PlainFacts(facts.forward.peak_bytes, facts.peak_bytes, forward, backward)
 
-    @staticmethod
-    def from_object(value: object) -> PlainFacts:
-        """Reads the list that ``dataclasses.astuple`` and JSON made of a `PlainFacts`.
-
-        Raises:
-            ValueError: `value` is no such list.
-        """
-        parts: list[Any] = value if isinstance(value, list) else []
-        if len(parts) != 4 or list(map(type, parts[:2])) != [int, int]:
-            raise ValueError("no facts about plain torch.compile")
-        return PlainFacts(parts[0], parts[1], _read(parts[2], int), _read(parts[3], int))
-
 
 @dataclass(frozen=True)
 class Assumptions:
@@ -149,13 +136,12 @@ class Assumptions:
     @property
     def is_empty(self) -> bool:
         """True if no plan was observed, so that the crude rules alone hold."""
-        return not self.written and not any(getattr(self, name) for name in _PARTS)
+        parts = self.stored, self.stored_again, self.forward_bytes, self.backward_bytes, self.written
+        return not any(parts)
 
     def to_text(self) -> str:
         """Returns the text that `from_text` reads."""
-        plain = None if self.plain is None else astuple(self.plain)
-        parts = [getattr(self, name) for name in _PARTS]
-        return json.dumps([*parts, plain, self.plans, self.written], separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @staticmethod
     def from_text(text: str) -> Assumptions:
@@ -164,59 +150,7 @@ class Assumptions:
         Raises:
             ValueError: `text` is another text.
         """
-        parts = json_values.parse(text)
-        if not isinstance(parts, list) or len(parts) != len(_PARTS) + 3:
-            raise ValueError("no assumptions of this version")
-        *parts, plain, plans, written = parts
-        return Assumptions(
-            **{name: _read(part, kind) for part, (name, kind) in zip(parts, _PARTS.items(), strict=True)},
-            plain=None if plain is None else PlainFacts.from_object(plain),
-            plans=_read_plans(plans),
-            written=_read_names(written),
-        )
-
-
-def _read_names(part: object) -> tuple[str, ...]:
-    """Reads a list of names.
-
-    Raises:
-        ValueError: `part` is no such list.
-    """
-    names: list[Any] = part if isinstance(part, list) else [None]
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("no names of this version")
-    return tuple(names)
-
-
-def _read_plans(part: object) -> Plans:
-    """Reads a list of plans, each a pair of lists of names.
-
-    Raises:
-        ValueError: `part` is no such list.
-    """
-    plans: list[Any] = part if isinstance(part, list) else [None]
-    if not all(map(_is_pair_of_lists, plans)):
-        raise ValueError("no plans of this version")
-    return tuple((_read_names(saved), _read_names(again)) for saved, again in plans)
-
-
-def _is_pair_of_lists(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(each, list) for each in value)
-
-
-_PARTS: dict[str, type] = {"stored": bool, "stored_again": bool, "forward_bytes": int, "backward_bytes": int}
-
-
-def _read(part: Any, kind: type) -> tuple[tuple[str, Any], ...]:
-    """Reads a list of pairs of a name and a value of type `kind`.
-
-    Raises:
-        ValueError: `part` is no such list.
-    """
-    pairs: list[Any] = part if isinstance(part, list) else [None]
-    if not all(isinstance(pair, list) and list(map(type, pair)) == [str, kind] for pair in pairs):
-        raise ValueError("no assumptions of this version")
-    return tuple((name, value) for name, value in pairs)
+        return json_values.read_as(Assumptions, json_values.parse(text))
 
 
 NOTHING_ASSUMED = Assumptions()

@@ -28,6 +28,7 @@ class Whole:
     kind: Kind
     parts: tuple[Part, ...]
     limit: int | None = None
+    pair: tuple[str, int] = ("", 0)
 
 
 GOOD: dict[str, Any] = {
@@ -43,7 +44,8 @@ def test_all_kinds_of_fields() -> None:
     whole = read_as(Whole, GOOD)
     assert whole == Whole(3, 1.0, Kind.SMALL, (Part("a", (1, 2)),))
     assert type(whole.share) is float and hash(whole)
-    assert read_as(Whole, {**asdict(whole), "kind": "SMALL", "parts": [], "limit": 5}).limit == 5
+    assert read_as(Whole, {**asdict(whole), "kind": "SMALL", "parts": [], "pair": ["", 0], "limit": 5}).limit == 5
+    assert read_as(Whole, {**GOOD, "pair": ["a", 1]}).pair == ("a", 1)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,8 @@ def test_all_kinds_of_fields() -> None:
         ({"parts": [3]}, r"Whole.parts\[0\] is 3, no object"),
         ({"parts": [{}]}, r"Whole.parts\[0\] lacks the field 'name'"),
         ({"limit": {}}, "Whole.limit is dict, no int"),
+        ({"pair": ["a"]}, "Whole.pair has 1 items, not 2"),
+        ({"pair": ["a", "b"]}, r"Whole.pair\[1\] is 'b', no int"),
         ({"more": 1}, "Whole has no field 'more'"),
     ],
 )

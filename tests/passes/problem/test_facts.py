@@ -56,35 +56,36 @@ def test_text_gives_the_same_assumptions(assumed: Assumptions) -> None:
 def test_each_part_comes_back_at_its_place() -> None:
     assumed = Assumptions((("a", True),), (("b", False),), (("c", 3),), (("d", 4),))
     assert Assumptions.from_text(assumed.to_text()) == assumed
-    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]],null,[],[]]'
+    assert assumed.to_text().startswith(
+        '{"stored":[["a",true]],"stored_again":[["b",false]],"forward_bytes":[["c",3]],'
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "{}",
         "[]",
-        "[[],[],[],[],null]",
-        "[[],[],[],[],null,[]]",
-        "[[],[],[],[],null,[],[1]]",
-        "[[],[],[],[],null,[],null]",
-        "[[],[],[],[],null,[],[],[]]",
-        "[[],[],[],[],[],[]]",
-        "[[],[],[],[],null,null,[]]",
-        "[[],[],[],[],null,[[]],[]]",
-        "[[],[],[],[],null,[[[1],[]]],[]]",
-        "[[],[],[],[],[1,2,[]],[],[]]",
-        "[[],[],[],[],[1,true,[],[]],[],[]]",
-        "[[],[],[],[],[1,2,[[1,2]],[]],[],[]]",
-        "[[],[],",
+        "{",
         "[1,2,3,4]",
-        '[[["a"]],[],[],[],null,[],[]]',
-        '[[["a",1]],[],[],[],null,[],[]]',
-        '[[["a","true"]],[],[],[],null,[],[]]',
-        '[[],[],[["a",true]],[],null,[]]',
-        '[[],[],[["a",1.5]],[],null,[]]',
-        "[[],[],[],[[3,1]],null,[]]",
+        '{"another":[]}',
+        '{"stored":null}',
+        '{"stored":[["a"]]}',
+        '{"stored":[["a",1]]}',
+        '{"stored":[["a","true"]]}',
+        '{"stored":[["a",true,true]]}',
+        '{"forward_bytes":[["a",true]]}',
+        '{"forward_bytes":[["a",1.5]]}',
+        '{"backward_bytes":[[3,1]]}',
+        '{"plans":null}',
+        '{"plans":[[]]}',
+        '{"plans":[[[1],[]]]}',
+        '{"plain":[]}',
+        '{"plain":{"forward_peak_bytes":1}}',
+        '{"plain":{"forward_peak_bytes":1,"peak_bytes":true}}',
+        '{"plain":{"forward_peak_bytes":1,"peak_bytes":2,"forward":[[1,2]]}}',
+        '{"written":[1]}',
+        '{"written":null}',
         "[" * 100_000 + "]" * 100_000,
     ],
 )
