@@ -35,7 +35,6 @@ from compile_remat.config import RematConfig
 from compile_remat.cost_models import is_random
 from compile_remat.errors import BudgetError, find_error, warn, without_traceback
 from compile_remat.inductor.called_regions import calls_regions, inlined_calls
-from compile_remat.inductor.cpp_kernels.building import build, building_postponed
 from compile_remat.inductor.entry import (
     CustomPartitionerFn,
     compile_eager,
@@ -323,7 +322,7 @@ class Compilation:
         Raises:
             PlanRefused: The plan is not taken.
         """
-        with recording() as reports, building_postponed(self.patches) as graphs:
+        with recording() as reports:
             emissions, side_file = (
                 Emissions(),
                 self._side_file(rounds.partitioner),
@@ -344,7 +343,6 @@ class Compilation:
             if first is not None and side_file is not None and side_file != first:
                 target_bytes = target_bytes_of(partitioner.request) or 0
                 report_cache.store(first, Kept((), target_bytes, partitioner.assumed.to_text()))
-            build(graphs)
             return compiled
 
 

@@ -14,7 +14,6 @@ from compile_remat.compilation.feedback import Emissions
 from compile_remat.compilation.readings import PlanTaken, Readings
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import find_error, warn
-from compile_remat.inductor.cpp_kernels.building import building_postponed
 from compile_remat.inductor.entry import CustomPartitionerFn, compile_with_partitioner, without_partition_cache
 from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.passes import PlainFacts
@@ -55,7 +54,7 @@ def lowered_plain(
     before, emissions = ProcessCounts(), Emissions()
     reason = "its code is not understood"
     try:
-        with collector_paused(), without_partition_cache(), building_postponed(patches):
+        with collector_paused(), without_partition_cache():
             compile_with_partitioner(
                 gm,
                 example_inputs,

@@ -15,7 +15,6 @@
     runtime.peak_monitor.PeakMonitor          forwards begun so far                    no: only differences count
     report._RECORDED, report._FIELDS          context variables                        end with their `with` block
     _torch.sizes._BOUND, peak_monitor._STEP   context variables                        end with their `with` block
-    inductor.cpp_kernels.building._postponed  context variable                         ends with its `with` block
     inductor.light_code.reading._kernels      context variable                         is reset where it was set
     inductor.cpp_kernels.building._functions  kernels that were loaded, by their code  no: equal code is equal
     inductor.cpp_kernels.unit.Unit.cache      the libraries that they are in           no: equal code is equal

@@ -1,11 +1,11 @@
-"""Builds C++ kernels together, although they are called one by one: a forward's with its backward's, and each kernel once.
+"""Builds the C++ kernels of a graph together, although they are called one by one, and each kernel once.
 
 The headers of one file alone cost the compiler most of a second, and a budget doubles the number of kernels.  The code
 that Inductor emits makes each kernel by ``async_compile.cpp_pybinding(types, source)``, and ends with
 ``async_compile.wait(globals())``.  Two lines in the header of a graph's code (`HEADER`) make ``async_compile`` a `KernelsOfGraph`,
-which collects the kernels until ``wait``, or until both graphs have their code (`building_postponed`).  A file in torch's
-cache, named by the kernel, says which library has the kernel, so that other graphs and processes find it.  Triton kernels, and
-C++ kernels that cannot share a file, go to Inductor's own compilers as usual.
+which collects the kernels until ``wait``.  A file in torch's cache, named by the kernel, says which library has the kernel, so
+that other graphs and processes find it.  Triton kernels, and C++ kernels that cannot share a file, go to Inductor's own compilers
+as usual.
 
 Private names of ``torch._inductor``, 2.11 to 2.15: ``async_compile.AsyncCompile`` and ``get_compile_threads``,
 ``exc.CppCompileError``, ``codecache.code_hash``, ``get_path`` and ``cache_dir``, ``cpp_builder.CppBuilder``
@@ -18,13 +18,9 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from torch._inductor import config as inductor_config
 
 from compile_remat._torch.version import private_module, private_name
 from compile_remat._util.atomic_write import write_atomically
@@ -55,50 +51,24 @@ MOST_CHARACTERS = 192 << 10
 """Most source characters in one unit: the compiler holds the whole unit in memory."""
 
 
-class Unbuilt:
-    """Placeholder of a kernel that is not built yet; its first call builds it at the latest."""
-
-    def __init__(self, kernel: Kernel, graph: KernelsOfGraph) -> None:
-        self.kernel, self.graph = kernel, graph
-
-    def __call__(self, *args: Any) -> None:
-        """Build all kernels of the graph, and call this kernel."""
-        build([self.graph])
-        functions_of([self.kernel])[self.kernel](*args)
-
-
 class KernelsOfGraph(AsyncCompile):
-    """The object ``async_compile`` in the code of one graph.
-
-    Attributes:
-        scope: Global names of the code, set once the code was read to its end.
-        options: Inductor's options as the user gave them, under which `build` calls the compiler later.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scope: dict[str, Any] = {}
-        self.options: Mapping[str, Any] = {}
+    """The object ``async_compile`` in the code of one graph."""
 
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
-        """Returns the function of a C++ kernel, or an `Unbuilt` placeholder that `build` replaces by the function."""
+        """Returns a C++ kernel that `wait` replaces by its function, or the function if the kernel can share no file."""
         kernel = Kernel(tuple(argtypes), source_code)
-        return Unbuilt(kernel, self) if kernel.can_share else super().cpp_pybinding(argtypes, source_code)
+        return kernel if kernel.can_share else super().cpp_pybinding(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """Called at the end of the code: build its kernels, or leave the build to `building_postponed`."""
-        super().wait(scope)
-        self.scope = scope
-        postponed = _postponed.get()
-        if postponed is None:
-            build([self])
-        else:
-            graphs, self.options = postponed
-            graphs.append(self)
+        """Called at the end of the code: replace the kernels among its global names by their functions.
 
-    def unbuilt(self) -> dict[str, Kernel]:
-        """The kernels of the code that are not built yet, by name."""
-        return {name: value.kernel for name, value in self.scope.items() if isinstance(value, Unbuilt)}
+        Raises:
+            CppCompileError: The compiler refuses a kernel.
+        """
+        super().wait(scope)
+        kernels = {name: value for name, value in scope.items() if isinstance(value, Kernel)}
+        functions = functions_of(kernels.values())
+        scope.update({name: functions[kernel] for name, kernel in kernels.items()})
 
 
 def build_together(wrapper: Any) -> None:
@@ -109,40 +79,6 @@ def build_together(wrapper: Any) -> None:
             wrapper.header.writeline(line)
 
 
-@contextmanager
-def building_postponed(options: Mapping[str, Any]) -> Iterator[list[KernelsOfGraph]]:
-    """Yields a list of the graphs whose code is read inside; `build`, or the first call of a kernel, builds their kernels.
-
-    Args:
-        options: Inductor's options that the graphs are compiled under.
-    """
-    graphs: list[KernelsOfGraph] = []
-    token = _postponed.set((graphs, options))
-    try:
-        yield graphs
-    finally:
-        _postponed.reset(token)
-
-
-def build(graphs: Sequence[KernelsOfGraph]) -> None:
-    """Replace the `Unbuilt` kernels of graphs by functions.
-
-    Args:
-        graphs: Graphs of one `building_postponed`, which share their options.
-
-    Raises:
-        CppCompileError: The compiler refuses a kernel.
-    """
-    with _building, inductor_config.patch(dict(graphs[0].options) if graphs else {}):
-        unbuilt = [(graph.scope, graph.unbuilt()) for graph in graphs]
-        functions = functions_of(kernel for _, kernels in unbuilt for kernel in kernels.values())
-        for scope, kernels in unbuilt:
-            scope.update({name: functions[kernel] for name, kernel in kernels.items()})
-
-
-_postponed: ContextVar[tuple[list[KernelsOfGraph], Mapping[str, Any]] | None] = ContextVar(
-    "graphs whose kernels are built later, and Inductor's options", default=None
-)
 _building = threading.RLock()
 _functions: dict[str, Function] = {}
 
