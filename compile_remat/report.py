@@ -19,7 +19,8 @@ from compile_remat._util.size_range import SizeRange
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.pages.figures import PREDICTED, PageFigures
 from compile_remat.pages.viewable import Viewable
-from compile_remat.passes import NodeTable, Plan, PlanOption, PlanPictures, Status
+from compile_remat.passes import NodeTable, Plan, PlanOption, Status
+from compile_remat.passes.pictures.plan_pictures import PlanPictures
 
 LOG = logging.getLogger("compile_remat")
 

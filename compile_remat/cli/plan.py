@@ -155,7 +155,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
         from compile_remat.forecast.frontier_forecast import forecast_frontier
         from compile_remat.pages.page import write_page
         from compile_remat.pages.plot import frontier_plot
-        from compile_remat.passes import marked
+        from compile_remat.passes.pictures.plan_pictures import marked
 
         builder, target = _asked(arguments)
         found = None

@@ -21,7 +21,7 @@ from compile_remat.inductor.unplanned_graphs import (
 )
 from compile_remat.partitioning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.partitioning.partitioner import RematPartitioner
-from compile_remat.passes import backward_calls
+from compile_remat.passes.graph.inner_backward import backward_calls
 from compile_remat.report import Report, record
 
 UNFUSED = (

@@ -21,7 +21,8 @@ from compile_remat._torch import cache_key_text
 from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat.pages.figures import PictureSource
-from compile_remat.passes import Assumptions, StoredPictures
+from compile_remat.passes import Assumptions
+from compile_remat.passes.pictures.plan_pictures import StoredPictures
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")

@@ -17,7 +17,9 @@ from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
 from compile_remat.pages.figures import PictureSource
 from compile_remat.partitioning.partitioner import RematPartitioner
-from compile_remat.passes import Assumptions, Plan, PlanPictures, Status, assumptions_after, largest_at_peak
+from compile_remat.passes import Assumptions, Plan, Status
+from compile_remat.passes.memory.observed_plans import assumptions_after, largest_at_peak
+from compile_remat.passes.pictures.plan_pictures import PlanPictures
 from compile_remat.planning.request import LOWEST, Fit, FitBelow
 from compile_remat.planning.searches import Searches
 from compile_remat.report import Report

@@ -19,7 +19,8 @@ import numpy as np
 from torch import fx
 
 from compile_remat.cost_models import OpKind, op_kind
-from compile_remat.passes import Bools, Plan, Planner, Problem
+from compile_remat.passes import Plan, Planner, Problem
+from compile_remat.passes.memory.simulator import Bools
 from compile_remat.planning.joint_problem import PreparedGraph
 
 TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)

@@ -11,7 +11,8 @@ from compile_remat._util.units import format_bytes
 from compile_remat.errors import RematError
 from compile_remat.forecast.batch_scaling import BatchScaling, TracedStep
 from compile_remat.forecast.target_step import BesideGraph
-from compile_remat.passes import Plan, Planner, Problem, peak_bytes_of
+from compile_remat.passes import Plan, Planner, Problem
+from compile_remat.passes.memory.plan_timeline import peak_bytes_of
 
 LOG = logging.getLogger("compile_remat")
 

@@ -10,21 +10,18 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat.errors import BudgetError, RematError
 from compile_remat.partitioning.joint_split import PlannerFailed, record_planned
-from compile_remat.passes import (
+from compile_remat.passes import PlainFacts, extract, plain_option, timeline
+from compile_remat.passes.graph.inner_backward import (
     InnerBackward,
-    PlainFacts,
-    as_in_torch,
     as_joint,
     backward_calls,
-    extract,
-    keep_matmuls_in_place,
-    lay_gradients_out_once,
     merged,
-    plain_option,
-    timeline,
     with_whole_forward,
     without_common_subexpressions,
 )
+from compile_remat.passes.graph.normalise import as_in_torch
+from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
+from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_problem import JointModule, PlanContext, priced_problem

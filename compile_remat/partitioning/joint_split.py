@@ -22,22 +22,12 @@ from compile_remat.announcement import announce
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, warn
-from compile_remat.passes import (
-    Plan,
-    Planner,
-    Status,
-    add_snapshots,
-    as_in_torch,
-    deliver_marked,
-    extract,
-    inputs_handed_over,
-    must_be_saved,
-    plain_option,
-    positions_of_inputs,
-    readable_inputs,
-    rewritten,
-    unreadable_inputs,
-)
+from compile_remat.passes import Plan, Planner, Status, extract, plain_option
+from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat.passes.graph.pins import must_be_saved
+from compile_remat.passes.graph.read_inputs import inputs_handed_over, positions_of_inputs
+from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked
+from compile_remat.passes.graph.snapshots import add_snapshots, readable_inputs, unreadable_inputs
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached

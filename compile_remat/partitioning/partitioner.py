@@ -21,13 +21,10 @@ from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.partitioning.inner_planning import with_copies_in_backward
 from compile_remat.partitioning.joint_split import split, split_without_planner
-from compile_remat.passes import (
-    NOTHING_ASSUMED,
-    Assumptions,
-    keep_matmuls_in_place,
-    lay_gradients_out_once,
-    unroll_sliced_calls,
-)
+from compile_remat.passes import NOTHING_ASSUMED, Assumptions
+from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
+from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once
+from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls
 from compile_remat.planning.joint_problem import PlanContext
 from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.searches import Searches

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from compile_remat.errors import BudgetError, warn
-from compile_remat.passes import CLOCK, WORK, Planner, Problem, limit_seconds
+from compile_remat.passes import Planner, Problem
+from compile_remat.passes.problem.work_budget import CLOCK, WORK, limit_seconds
 from compile_remat.planning.request import ChosenPlan, Resume
 from compile_remat.ranks.board import num_ranks
 from compile_remat.report import joined

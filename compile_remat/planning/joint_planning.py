@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import CostModel
 from compile_remat.errors import BudgetError, warn
-from compile_remat.passes import CLOCK, Plan, Planner, Problem, marked_bytes, pictured, plain_time_ns
+from compile_remat.passes import Plan, Planner, Problem, plain_time_ns
+from compile_remat.passes.graph.rewrites.early_gradients import marked_bytes
+from compile_remat.passes.pictures.plan_pictures import pictured
+from compile_remat.passes.problem.work_budget import CLOCK
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.joint_problem import PlanContext, PreparedGraph

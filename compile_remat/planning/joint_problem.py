@@ -13,23 +13,12 @@ from compile_remat._torch import joint_graph
 from compile_remat._torch.fake import say_device
 from compile_remat._torch.joint_graph import ReadableInputs, copied_graph
 from compile_remat.cost_models import CostModel, Profile
-from compile_remat.passes import (
-    NO_LEAF,
-    NOTHING_ASSUMED,
-    Assumptions,
-    PlanOption,
-    Problem,
-    ProblemBuilder,
-    add_snapshots,
-    as_in_torch,
-    changeable_outputs,
-    left_alone,
-    mark_gradients,
-    plain_option,
-    readable_inputs,
-    rewritten,
-    with_whole_forward,
-)
+from compile_remat.passes import NOTHING_ASSUMED, Assumptions, PlanOption, Problem, ProblemBuilder, plain_option
+from compile_remat.passes.graph.inner_backward import with_whole_forward
+from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat.passes.graph.outputs import changeable_outputs, left_alone
+from compile_remat.passes.graph.rewrites.early_gradients import NO_LEAF, mark_gradients
+from compile_remat.passes.graph.snapshots import add_snapshots, readable_inputs
 from compile_remat.planning.budget_source import EffectiveBudget, effective_budget
 from compile_remat.planning.request import Replay, Request, SharedOption, interrupted_by
 from compile_remat.planning.searches import Searches

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from compile_remat._torch.sizes import symbols_of
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
-from compile_remat.passes import NotSliced, Status
+from compile_remat.passes import Status
+from compile_remat.passes.graph.slices.largest import NotSliced
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.joint_problem import JointModule, PlanContext, PreparedGraph, prepare
 from compile_remat.planning.plan_store import PinnedInSlices, PinnedPlan, store_plan

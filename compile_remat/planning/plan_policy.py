@@ -15,22 +15,9 @@ from compile_remat.errors import (
     TagConflictError,
     warn,
 )
-from compile_remat.passes import (
-    LIKE_TORCH,
-    MUST,
-    MUST_RECOMPUTE,
-    MUST_SAVE,
-    PREFER_RECOMPUTE,
-    Plan,
-    Planner,
-    Problem,
-    Value,
-    has_snapshots,
-    obeyed_tags,
-    obeying,
-    relaxations,
-    without_snapshots,
-)
+from compile_remat.passes import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, Plan, Planner, Problem, Value
+from compile_remat.passes.problem.constant_inputs import has_snapshots, without_snapshots
+from compile_remat.passes.problem.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
 from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of
 from compile_remat.planning.request import ChosenPlan, Replay
 

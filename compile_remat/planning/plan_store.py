@@ -10,17 +10,9 @@ from pathlib import Path
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import format_bytes
 from compile_remat.errors import PlanMismatchError, warn
-from compile_remat.passes import (
-    MUST,
-    Plan,
-    Planner,
-    PlanOption,
-    Problem,
-    Status,
-    has_snapshots,
-    obeying,
-    without_snapshots,
-)
+from compile_remat.passes import Plan, Planner, PlanOption, Problem, Status
+from compile_remat.passes.problem.constant_inputs import has_snapshots, without_snapshots
+from compile_remat.passes.problem.tags import MUST, obeying
 from compile_remat.planning.budget_source import EffectiveBudget
 from compile_remat.planning.request import ChosenPlan
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compile_remat.passes import CLOCK, Planner, Problem
+from compile_remat.passes import Planner, Problem
+from compile_remat.passes.problem.work_budget import CLOCK
 
 KEPT = 2
 """Planners that are kept, at most: the planner of the last plan, and the one that predicted the next plan."""

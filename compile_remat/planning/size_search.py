@@ -21,7 +21,8 @@ from compile_remat._torch.codegen_rules import RulesOf
 from compile_remat._torch.sizes import FALLBACK, Symbol, sizes_at, storage_nbytes, symbols_of, unbounded_of
 from compile_remat._util.size_range import SizeRange, Sizes
 from compile_remat.cost_models import CostModel
-from compile_remat.passes import Plan, Planner, PlanOption, Problem, build_problem, peak_bytes_of
+from compile_remat.passes import Plan, Planner, PlanOption, Problem, build_problem
+from compile_remat.passes.memory.plan_timeline import peak_bytes_of
 from compile_remat.planning.budget_source import EffectiveBudget
 from compile_remat.planning.request import Replay, Request, SharedOption, target_bytes_of
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat._util.units import format_bytes
-from compile_remat.passes import NotSliced, SlicedGraph, SlicedProduct, slice_largest, slice_products
+from compile_remat.passes import SlicedProduct
+from compile_remat.passes.graph.slices.largest import NotSliced, SlicedGraph, slice_largest, slice_products
 from compile_remat.planning.joint_problem import JointModule
 from compile_remat.planning.settings import SLICES
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch import joint_graph, tensor_arguments
-from compile_remat.passes import origin_of, plain_path
+from compile_remat.passes.graph.origins import origin_of, plain_path
 from compile_remat.report import Report
 from compile_remat.verify.observation import GRADIENT, INPUT, OUTPUT, RANDOM, Key
 

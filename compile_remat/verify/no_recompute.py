@@ -10,7 +10,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
 from compile_remat.inductor.entry import CustomPartitionerFn
-from compile_remat.passes import must_be_saved
+from compile_remat.passes.graph.pins import must_be_saved
 
 
 class NoRecomputePartitioner(CustomPartitionerFn):

@@ -14,7 +14,8 @@ from torch import fx
 
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.report_cache import Kept
-from compile_remat.passes import Assumptions, PlainFacts, Planner, pictured
+from compile_remat.passes import Assumptions, PlainFacts, Planner
+from compile_remat.passes.pictures.plan_pictures import pictured
 from compile_remat.passes.problem.facts import NOTHING_ASSUMED
 from compile_remat.report import Report
 from tests.oracles.random_problems import chain

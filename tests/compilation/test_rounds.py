@@ -18,7 +18,8 @@ from compile_remat.compilation.rounds import FACTUAL, LOWERED_FOR_LOWEST, TIGHTE
 from compile_remat.cost_models import load_device
 from compile_remat.errors import BudgetError, SharedBudgetError, TagConflictError
 from compile_remat.partitioning.partitioner import RematPartitioner
-from compile_remat.passes import GraphFacts, KernelFacts, Plan, PlanPictures, Status
+from compile_remat.passes import GraphFacts, KernelFacts, Plan, Status
+from compile_remat.passes.pictures.plan_pictures import PlanPictures
 from compile_remat.passes.problem.facts import NOTHING_ASSUMED
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Problem, Step, Value
 from compile_remat.planning.request import LOWEST, Fit, FitBelow, Replay, Request, SharedOption

@@ -20,7 +20,7 @@ from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import kernel_order, plan_guard
 from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
 from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels
-from compile_remat.passes import rewritten
+from compile_remat.passes.graph.normalise import rewritten
 from compile_remat.planning import joint_problem
 from tests.inductor.scheduler_nodes import Node, Sizes
 

@@ -19,8 +19,8 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.partitioning.inner_planning import with_copies_in_backward
-from compile_remat.passes import as_joint, backward_calls
 from compile_remat.passes.graph import inner_backward
+from compile_remat.passes.graph.inner_backward import as_joint, backward_calls
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import Settings
 

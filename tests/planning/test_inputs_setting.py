@@ -13,7 +13,8 @@ from torch import nn
 from compile_remat import BudgetError, explain, pareto, plan
 from compile_remat.api import look
 from compile_remat.errors import PlannerWarning
-from compile_remat.passes import Problem, has_snapshots
+from compile_remat.passes import Problem
+from compile_remat.passes.problem.constant_inputs import has_snapshots
 
 
 def model(layers: int = 3, width: int = 64) -> nn.Module:

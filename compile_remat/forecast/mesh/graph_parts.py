@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from compile_remat._torch.ranks.ddp_buckets import buckets_under_ddp
-from compile_remat.passes import plain_path
+from compile_remat.passes.graph.origins import plain_path
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat.forecast.target_step import Ready
-from compile_remat.passes import Plan, PlanOption, option_of, plain_option, plan_options
+from compile_remat.passes import Plan, PlanOption, plain_option, plan_options
+from compile_remat.passes.search.plan_menu import option_of
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import noting_early_end, with_search_message
 from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from compile_remat.forecast.mesh.rank_trace import GraphCall
 from compile_remat.forecast.mesh.shards import Shards
-from compile_remat.passes import Plan, Planner, backward_peak_bytes, option_of
+from compile_remat.passes import Plan, Planner
+from compile_remat.passes.search.plan_menu import backward_peak_bytes, option_of
 from compile_remat.planning.joint_allocation import RegionCall
 from compile_remat.ranks.fsdp_step import At, FsdpMoment, fsdp_moments
 

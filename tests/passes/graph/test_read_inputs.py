@@ -11,15 +11,10 @@ from torch.nn import functional as F
 
 from compile_remat._torch.joint_graph import copied_graph, plain_choice, torch_partition
 from compile_remat.cost_models import UnitCost
-from compile_remat.passes import (
-    Planner,
-    as_in_torch,
-    build_problem,
-    extract,
-    inputs_handed_over,
-    positions_of_inputs,
-    readable_inputs,
-)
+from compile_remat.passes import Planner, build_problem, extract
+from compile_remat.passes.graph.normalise import as_in_torch
+from compile_remat.passes.graph.read_inputs import inputs_handed_over, positions_of_inputs
+from compile_remat.passes.graph.snapshots import readable_inputs
 from tests.passes.joint import joint_of
 
 ROWS, WIDTH = 64, 8

@@ -15,19 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
-from compile_remat.passes import (
-    Plan,
-    Planner,
-    Problem,
-    add_snapshots,
-    as_in_torch,
-    build_problem,
-    extract,
-    readable_inputs,
-    timeline,
-    unreadable_inputs,
-    without_snapshots,
-)
+from compile_remat.passes import Plan, Planner, Problem, build_problem, extract, timeline
+from compile_remat.passes.graph.normalise import as_in_torch
+from compile_remat.passes.graph.snapshots import add_snapshots, readable_inputs, unreadable_inputs
+from compile_remat.passes.problem.constant_inputs import without_snapshots
 from tests.passes.joint import Traced, joint_of, lines_with, text
 
 ROWS, WIDTH = 64, 8

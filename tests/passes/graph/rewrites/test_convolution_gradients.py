@@ -19,8 +19,11 @@ from compile_remat._torch import joint_graph
 from compile_remat.api import look
 from compile_remat.backend import remat
 from compile_remat.cost_models import OpKind, Roofline, UnitCost, describe, load_device
-from compile_remat.passes import Planner, build_problem, lay_gradients_out_once
-from compile_remat.passes.graph.rewrites.convolution_gradients import split_convolution_gradients
+from compile_remat.passes import Planner, build_problem
+from compile_remat.passes.graph.rewrites.convolution_gradients import (
+    lay_gradients_out_once,
+    split_convolution_gradients,
+)
 from tests.passes.joint import Rewritten, check_rewrite, joint_of
 
 aten = torch.ops.aten

@@ -12,18 +12,10 @@ from torch import Tensor, fx
 from compile_remat._torch import joint_graph
 from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, Place, receiving
 from compile_remat.cost_models import UnitCost
-from compile_remat.passes import (
-    Plan,
-    Planner,
-    Problem,
-    as_in_torch,
-    build_problem,
-    deliver_marked,
-    extract,
-    mark_gradients,
-    rewritten,
-)
+from compile_remat.passes import Plan, Planner, Problem, build_problem, extract
+from compile_remat.passes.graph.normalise import as_in_torch, rewritten
 from compile_remat.passes.graph.reading_kernels import readers_of_memory
+from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked, mark_gradients
 from tests.passes.joint import Traced, joint_of, text
 
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models.operators.ops import is_view
-from compile_remat.passes import SlicedGraph, slice_largest
 from compile_remat.passes.graph.slices.calls import is_sliced
+from compile_remat.passes.graph.slices.largest import SlicedGraph, slice_largest
 from tests.passes.joint import Traced, check_rewrite, copy_of, joint_of, lines_with, text
 
 ROWS, WIDTH, WORDS = 12, 4, 64

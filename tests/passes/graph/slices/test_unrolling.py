@@ -9,7 +9,8 @@ from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
 
-from compile_remat.passes import slice_largest, unroll_sliced_calls
+from compile_remat.passes.graph.slices.largest import slice_largest
+from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls
 from tests.passes.joint import check_rewrite, joint_of
 
 REGION = torch.ops.higher_order.invoke_subgraph
