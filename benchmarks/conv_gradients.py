@@ -35,8 +35,7 @@ from benchmarks.common.compile_caches import without_graph_caches
 from benchmarks.common.torch_budget import torch_activation_budget
 from benchmarks.models import normed
 from compile_remat.backend import remat
-from compile_remat.partitioning import partitioner
-from compile_remat.passes.graph import normalise
+from compile_remat.passes.graph import rewrite_list
 
 SEEDS = 5
 MEDIAN_LIMIT, WORST_LIMIT = 1.5, 3.0
@@ -47,15 +46,12 @@ SEARCH_S = 0.2
 """Counted seconds of search for each plan: the quality of plans is not the point here."""
 
 SPLIT, LAYOUT, ORDER = "split", "layout", "order"
-REWRITES: dict[str, tuple[tuple[Any, str], ...]] = {
-    SPLIT: ((normalise, "split_convolution_gradients"),),
-    LAYOUT: ((partitioner, "lay_gradients_out_once"),),
-    ORDER: tuple(
-        (normalise, name)
-        for name in ("separate_sigmoids", "move_weight_gradients_up", "make_sibling_gradients_together")
-    ),
+REWRITES: dict[str, tuple[str, ...]] = {
+    SPLIT: ("split_convolution_gradients",),
+    LAYOUT: ("lay_gradients_out_once",),
+    ORDER: ("separate_sigmoids", "move_weight_gradients_up", "make_sibling_gradients_together"),
 }
-"""The call sites of each rewrite that can be switched off, as pairs (module, function name)."""
+"""The rewrites that can be switched off, by names of `rewrite_list.REWRITES`."""
 
 PLAIN = "plain"
 RIVALS = (PLAIN, "eager", "torch 0.5")
@@ -276,9 +272,9 @@ def _under(setting: str, compiler: str) -> Iterator[Callable[[nn.Module], Callab
             yield lambda module: torch.compile(module, backend=backend)
         else:
             budget, rewrites = OURS[setting]
-            for name, places in REWRITES.items():
-                for place, function in places if name not in rewrites else ():
-                    stack.enter_context(mock.patch.object(place, function, lambda *args, **kwargs: 0))
+            off = {function for name, functions in REWRITES.items() if name not in rewrites for function in functions}
+            on = tuple(rewrite for rewrite in rewrite_list.REWRITES if rewrite.name not in off)
+            stack.enter_context(mock.patch.object(rewrite_list, "REWRITES", on))
             options: dict[str, Any] = {"memory_budget": budget, "compiler": compiler, "time_limit": SEARCH_S}
             yield lambda module: torch.compile(module, backend=remat, options=options)
 

@@ -62,7 +62,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     PREPARING: (joint_problem, "as_in_torch"),
     CHOOSING: (joint_graph, "torch_choices"),
     "plain's peak": (joint_problem, "plain_option"),
-    "rewrites": (joint_problem, "rewritten"),
+    "rewrites": (joint_problem, "apply_to_joint"),
     "reading nodes": (build, "_read"),
     "building problems": (ProblemBuilder, "build"),
     SEARCH: (joint_planning, "_chosen"),

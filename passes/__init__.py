@@ -56,6 +56,7 @@ __all__ = [
     "RegionFacts",
     "SearchOptions",
     "SlicedProduct",
+    "Stage",
     "Status",
     "Step",
     "Timeline",

@@ -330,7 +330,7 @@ def _never(node: fx.Node) -> bool:
 
 
 def extract_modules(
-    joint: Joint, saved: Iterable[fx.Node], rewrite: Callable[[fx.GraphModule], None] | None = None
+    joint: Joint, saved: Iterable[fx.Node], rewrite: Callable[[fx.GraphModule], object] | None = None
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Returns the forward and backward modules that save `saved`, less the nodes that the backward does not read.
 
@@ -364,14 +364,13 @@ def extract_modules(
     return forward, backward
 
 
-def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> None:
+def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> int:
     """Have Inductor write the named nodes to memory, in their own strides, at their place; else their readers decide.
 
-    Afterwards each name belongs to the inserted node that is written.  A node with a symbolic stride is left as it is.
+    Afterwards each name belongs to the inserted node that is written.  A node with a symbolic stride is left as it is.  Returns the
+    number of nodes that are written.
     """
-    if not names:
-        return
-    graph = module.graph
+    graph, count = module.graph, 0
     for node in [each for each in graph.nodes if each.name in names]:
         strides = node.meta["val"].stride()
         if not all(isinstance(stride, int) for stride in strides):
@@ -381,7 +380,9 @@ def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> None:
         node.name, written.name = f"{node.name}__unwritten", node.name
         written.meta = dict(node.meta)
         node.replace_all_uses_with(written, delete_user_cb=lambda user, written=written: user is not written)
+        count += 1
     module.recompile()
+    return count
 
 
 def torch_partition(

@@ -20,8 +20,8 @@ from compile_remat.passes.graph.inner_backward import (
     without_common_subexpressions,
 )
 from compile_remat.passes.graph.normalise import as_in_torch
-from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
-from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once
+from compile_remat.passes.graph.rewrite_list import apply
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_problem import JointModule, PlanContext, priced_problem
@@ -58,8 +58,7 @@ def with_copies_in_backward(
         raise PlannerFailed(f"{type(error).__name__}: {error}") from error
     if planned is None:
         return module
-    keep_matmuls_in_place(merged_graph)
-    lay_gradients_out_once(merged_graph)
+    apply(Stage.BACKWARD, merged_graph, Context(by_inductor=True, guarded=True))
     record_planned(planned, settings, start_time)
     return merged_graph
 

@@ -23,11 +23,12 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, warn
 from compile_remat.passes import Plan, Planner, Status, extract, plain_option
-from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat.passes.graph.normalise import as_in_torch
 from compile_remat.passes.graph.pins import must_be_saved
 from compile_remat.passes.graph.read_inputs import inputs_handed_over, positions_of_inputs
-from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked
-from compile_remat.passes.graph.snapshots import add_snapshots, readable_inputs, unreadable_inputs
+from compile_remat.passes.graph.rewrite_list import apply, apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
+from compile_remat.passes.graph.snapshots import readable_inputs, unreadable_inputs
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached
@@ -56,12 +57,15 @@ def split(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
+    by_inductor: bool = False,
+    guarded: bool = False,
     is_cached: bool = False,
     context: PlanContext | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Plan the joint graph; returns its forward and backward modules, or torch's partition if there is nothing to plan.
 
     Args:
+        by_inductor, guarded: See `Context`.
         is_cached: True if torch stores the returned modules in its cache.
 
     Raises:
@@ -75,11 +79,13 @@ def split(
         if planned is not None:
             if is_cached and planned.resume is not None:
                 raise DeadlineReached(planned.resume)
-            modules = extract(planned.joint, planned.plan)
+            forward, backward = extract(planned.joint, planned.plan)
             if not settings.inputs_are_constant:
-                _check_inputs(planned.joint, modules[1])
-            report = _with_inputs(planned, modules[0])
-            deliver_marked(modules[1], planned.joint)
+                _check_inputs(planned.joint, backward)
+            report = _with_inputs(planned, forward)
+            known = Context(joint=planned.joint, forward=forward, by_inductor=by_inductor, guarded=guarded)
+            apply(Stage.FORWARD, forward, known)
+            apply(Stage.BACKWARD, backward, known)
     except (RematError, DeadlineReached):
         raise
     except Exception as error:
@@ -92,7 +98,7 @@ def split(
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
     record_planned(replace(planned, report=report), settings, start)
-    return modules
+    return forward, backward
 
 
 def _check_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> None:
@@ -137,7 +143,7 @@ def split_without_planner(
     }
     message = f"the planner failed ({reason}); torch's own choice of saved tensors runs"
     try:
-        joint = rewritten(as_in_torch(joint_module, **keywords), splits_convolutions=False)
+        joint = apply_to_joint(as_in_torch(joint_module, **keywords), Context()).joint
         if joint.has_backward:
             chosen = joint_graph.torch_choice(joint)
             saved = list(dict.fromkeys([*chosen, *must_be_saved(joint), *joint_graph.forward_only(joint)]))
@@ -154,7 +160,8 @@ def split_without_planner(
 def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
     """Returns the plan that saves these nodes, for the report; None if the planner breaks on it again."""
     try:
-        joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
+        context = Context(has_snapshots=not settings.inputs_are_constant)
+        joint = apply_to_joint(joint, context, only=["add_snapshots"]).joint
         problem = priced_problem(joint, settings, saved)
         plain_bytes = max(settings.plain_bytes, plain_option(problem).peak_bytes)
         budget_bytes = bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))

@@ -22,9 +22,6 @@ from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.partitioning.inner_planning import with_copies_in_backward
 from compile_remat.partitioning.joint_split import split, split_without_planner
 from compile_remat.passes import NOTHING_ASSUMED, Assumptions
-from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
-from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once
-from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls
 from compile_remat.planning.joint_problem import PlanContext
 from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.searches import Searches
@@ -77,11 +74,13 @@ class RematPartitioner(CustomPartitionerFn):
         by_inductor = kwargs.get("compiler") == "inductor"
         is_cached = by_inductor and cache_key_text.partition_is_stored()
         with sizes_at(self.sizes):
-            forward, backward = split(
+            return split(
                 gm,
                 joint_inputs,
                 self._settings_now(),
                 self.request,
+                by_inductor=by_inductor,
+                guarded=self.guarded,
                 is_cached=is_cached,
                 context=PlanContext(
                     has_deadline=not self.is_installed,
@@ -91,13 +90,6 @@ class RematPartitioner(CustomPartitionerFn):
                 ),
                 **keywords,
             )
-        if by_inductor:
-            unroll_sliced_calls(forward)
-            unroll_sliced_calls(backward)
-            lay_gradients_out_once(backward, forward)
-        if self.guarded and by_inductor:
-            keep_matmuls_in_place(backward)
-        return forward, backward
 
     def with_copies(self, gm: fx.GraphModule) -> fx.GraphModule:
         """Returns a graph that contains its own backward, under a plan; Inductor calls no partitioner for such a graph."""

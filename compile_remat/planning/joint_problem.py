@@ -15,10 +15,12 @@ from compile_remat._torch.joint_graph import ReadableInputs, copied_graph
 from compile_remat.cost_models import CostModel, Profile
 from compile_remat.passes import NOTHING_ASSUMED, Assumptions, PlanOption, Problem, ProblemBuilder, plain_option
 from compile_remat.passes.graph.inner_backward import with_whole_forward
-from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat.passes.graph.normalise import as_in_torch
 from compile_remat.passes.graph.outputs import changeable_outputs, left_alone
-from compile_remat.passes.graph.rewrites.early_gradients import NO_LEAF, mark_gradients
-from compile_remat.passes.graph.snapshots import add_snapshots, readable_inputs
+from compile_remat.passes.graph.rewrite_list import apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context
+from compile_remat.passes.graph.rewrites.early_gradients import NO_LEAF
+from compile_remat.passes.graph.snapshots import readable_inputs
 from compile_remat.planning.budget_source import EffectiveBudget, effective_budget
 from compile_remat.planning.request import Replay, Request, SharedOption, interrupted_by
 from compile_remat.planning.searches import Searches
@@ -171,7 +173,13 @@ def prepare(
         if effective is None and budget.budget.kind == "fraction":
             budget = replace(budget, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
     is_max = budget.budget.kind == "max"
-    joint, late = _rewritten(joint, settings, context, splits_convolutions=context.for_budgets or not is_max)
+    wanted = Context(
+        splits_convolutions=context.for_budgets or not is_max,
+        early=context.early or None,
+        has_snapshots=not settings.inputs_are_constant,
+    )
+    done = apply_to_joint(joint, wanted)
+    joint, late = done.joint, "" if done.why_not == NO_LEAF else done.why_not  # the user need not know of the latter
     builder = _builder(joint, settings, context)
     reference = torch_sets[0] if needs_plain or is_max or is_decided else ()
     problem = builder.build(reference).with_facts(context.assumed)
@@ -207,17 +215,6 @@ def _with_borders(
         readable = readable_inputs(joint, torch_sets[0])
     joint = replace(joint, left_alone=left_alone(changeable, torch_sets[0]), readable=readable)
     return joint, torch_sets, bool(changeable)
-
-
-def _rewritten(
-    joint: joint_graph.Joint, settings: Settings, context: PlanContext, *, splits_convolutions: bool
-) -> tuple[joint_graph.Joint, str]:
-    """Returns the rewritten graph, and the reason if no gradient leaves early (empty if the user need not know)."""
-    joint, why_not = rewritten(joint, splits_convolutions=splits_convolutions), ""
-    if context.early:
-        joint, why_not = mark_gradients(joint, context.early)
-    joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
-    return joint, "" if why_not == NO_LEAF else why_not
 
 
 def _builder(joint: joint_graph.Joint, settings: Settings, context: PlanContext) -> ProblemBuilder:

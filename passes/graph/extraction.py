@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.passes.graph.rewrite_list import apply
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.snapshots import reading_snapshots, restore_forward
-from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.plan import Plan
 
 
@@ -43,48 +42,8 @@ def extract(
     # The backward makes views of saved tensors anew, unless a tag keeps these views out of the backward.
     forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
     handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
+    context = Context(joint=joint, plan=plan)
     with reading_snapshots(joint, frozenset(plan.saved)):
-        modules = joint_graph.extract_modules(joint, handed, functools.partial(_rewrite, joint=joint, plan=plan))
+        modules = joint_graph.extract_modules(joint, handed, lambda backward: apply(Stage.EXTRACTED, backward, context))
     restore_forward(modules[0], joint)
     return modules
-
-
-def _rewrite(backward: fx.GraphModule, joint: joint_graph.Joint, plan: Plan) -> None:
-    """Change the backward as the plan says: duplicate the values in `Plan.again`, write those in `Plan.written` to memory."""
-    _copy(backward, joint, frozenset(plan.again))
-    joint_graph.write_to_memory(backward, frozenset(plan.written))
-
-
-def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:
-    """Put a copy right after each named value; other copies and the steps of the backward read the copy (`with_copies`)."""
-    steps = {n.name for n in joint.info.tangents_closure}
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in list(backward.graph.nodes) if names else ():
-        if node.op == "output" or node.name in steps:
-            for source in node.all_input_nodes:
-                if source in copies:
-                    node.replace_input_with(source, copies[source])
-        elif node.name in names or (not copies.keys().isdisjoint(node.all_input_nodes) and _stands_for_another(node)):
-            with backward.graph.inserting_after(node):
-                copy = backward.graph.create_node(
-                    node.op,
-                    node.target,
-                    fx.map_arg(node.args, lambda n: copies.get(n, n)),
-                    fx.map_arg(node.kwargs, lambda n: copies.get(n, n)),
-                    node.name + SUFFIX,
-                )
-            copy.meta = dict(node.meta)
-            copies[node] = copy
-    both = {*copies, *copies.values()}
-    for node in reversed(backward.graph.nodes):
-        if node in both and not node.users:
-            backward.graph.erase_node(node)
-    backward.recompile()
-
-
-def _stands_for_another(node: fx.Node) -> bool:
-    """Returns whether the node is no value of its own: a view, one output of a multi-output view, or a size."""
-    kind = op_kind(node)
-    return kind in (OpKind.VIEW, OpKind.SYMBOL) or (
-        kind is OpKind.ITEM and _stands_for_another(node.all_input_nodes[0])
-    )

@@ -26,6 +26,7 @@ from compile_remat._torch.fake import copied_value
 from compile_remat._torch.joint_graph import ReadableInputs, Snapshot
 from compile_remat.cost_models import OpKind, is_view, op_kind
 from compile_remat.passes.graph.pins import must_be_saved
+from compile_remat.passes.graph.rewrites.contract import RewrittenJoint
 from compile_remat.passes.graph.views import is_part
 
 RECOMPUTED = ("must_recompute", "prefer_recompute")
@@ -50,17 +51,14 @@ def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> Reada
     return ReadableInputs(frozenset(by_all), frozenset(by_tagged))
 
 
-def add_snapshots(joint: joint_graph.Joint, *, are_wanted: bool = True) -> joint_graph.Joint:
-    """Add snapshots, in place, of inputs and outputs that the backward may not read; returns the joint graph with `snapshots` set.
+def add_snapshots(joint: joint_graph.Joint) -> RewrittenJoint:
+    """Add snapshots, in place, of inputs and outputs that the backward may not read; returns their number, and the graph with them.
 
     The nodes still read the input or output; `Joint.snapshots` holds the copies with their readers.
-
-    Args:
-        are_wanted: If False, the graph is returned without snapshots.
     """
     readable = joint.readable
-    if readable is None or not are_wanted:
-        return joint
+    if readable is None:
+        return RewrittenJoint(0, joint)
     runs = _run_by_backward(joint, frozenset())
     found: dict[fx.Node, list[tuple[fx.Node, tuple[fx.Node, ...]]]] = {}
     outputs = joint.left_alone.intersection(must_be_saved(joint)) if joint.left_alone else ()
@@ -72,7 +70,7 @@ def add_snapshots(joint: joint_graph.Joint, *, are_wanted: bool = True) -> joint
                 at = _least(path)
                 found.setdefault(path[at], []).append((reader, path[at:]))
     copies = tuple(_copied(joint, source, reads) for source, reads in found.items())
-    return replace(joint, snapshots=copies)
+    return RewrittenJoint(len(copies), replace(joint, snapshots=copies))
 
 
 def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> list[str]:

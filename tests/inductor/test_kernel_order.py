@@ -20,8 +20,7 @@ from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import kernel_order, plan_guard
 from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
 from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels
-from compile_remat.passes.graph.normalise import rewritten
-from compile_remat.planning import joint_problem
+from compile_remat.passes.graph import rewrite_list
 from tests.inductor.scheduler_nodes import Node, Sizes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
@@ -218,7 +217,8 @@ def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_stil
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A convolution's backward stays one operator here: a gradient with two readers is written to memory at its place.
-    monkeypatch.setattr(joint_problem, "rewritten", lambda joint, **_: rewritten(joint, splits_convolutions=False))
+    others = tuple(r for r in rewrite_list.REWRITES if r.name != "split_convolution_gradients")
+    monkeypatch.setattr(rewrite_list, "REWRITES", others)
     ours, users = scheduled_bytes(), UsersPass()
     with config.patch(_pre_fusion_custom_pass=users):
         assert scheduled_bytes() == ours  # the user's pass runs as well, and does not switch the order off

@@ -40,7 +40,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class BeforeAfter:
     """A graph before and after a rewrite, as text, and what the rewrite returned."""
 
     before: str
@@ -132,7 +132,7 @@ def _kind(value: object) -> str:
     return f": {DTYPES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
 
 
-def check_rewrite(traced: Traced, rewrite: Callable[[fx.GraphModule], Any], *, start: str = "") -> Rewritten:
+def check_rewrite(traced: Traced, rewrite: Callable[[fx.GraphModule], Any], *, start: str = "") -> BeforeAfter:
     """Rewrite a copy of the graph and check it: it is well-formed, its metadata is true, and it computes the same numbers.
 
     Args:
@@ -146,7 +146,7 @@ def check_rewrite(traced: Traced, rewrite: Callable[[fx.GraphModule], Any], *, s
     module.graph.lint()
     run(module, traced.inputs, traced.expected)
     assert module.code == fx.GraphModule(module, module.graph).code, "the module was not recompiled"
-    return Rewritten(before, text(module.graph, start), result, module)
+    return BeforeAfter(before, text(module.graph, start), result, module)
 
 
 def run(module: fx.GraphModule, inputs: Sequence[Any], expected: Sequence[Tensor | None]) -> None:

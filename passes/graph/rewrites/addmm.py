@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.delivery.delivery_ops import GRADIENT_READY
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 from compile_remat.passes.graph.views import shape
 
 aten = torch.ops.aten
@@ -56,7 +57,7 @@ def _is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def keep_matmuls_in_place(module: fx.GraphModule) -> int:
+def keep_matmuls_in_place(module: fx.GraphModule) -> Rewritten:
     """Keep Inductor from moving a matmul down to a later addition; returns the number of additions that were rewritten for it.
 
     Inductor's pass after partitioning turns ``add(mm(a, b), c)`` into ``addmm(c, a, b)`` at the place of the addition.  If other
@@ -88,7 +89,7 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
         kept += 1
     if kept or swapped:
         module.recompile()
-    return kept
+    return Rewritten(kept)
 
 
 def _is_lone_mm(node: object) -> bool:

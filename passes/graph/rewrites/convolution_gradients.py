@@ -19,6 +19,7 @@ from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 
 aten = torch.ops.aten
 
@@ -29,7 +30,7 @@ LIBRARY_DTYPES = frozenset({torch.float32, torch.bfloat16})
 """Dtypes of oneDNN in training, and of cuDNN beside float16; in float64 torch's own kernels share work between the gradients."""
 
 
-def split_convolution_gradients(joint: joint_graph.Joint) -> int:
+def split_convolution_gradients(joint: joint_graph.Joint) -> Rewritten:
     """Compute the gradient of each convolution's input by a convolution of its own, after the gradients of weight and bias.
 
     Args:
@@ -55,12 +56,12 @@ def split_convolution_gradients(joint: joint_graph.Joint) -> int:
         done += 1
     if done:
         module.recompile()
-    return done
+    return Rewritten(done)
 
 
 def lay_gradients_out_once(
     backward: fx.GraphModule, forward: fx.GraphModule | None = None, rules: RulesOf = inductor_rules
-) -> int:
+) -> Rewritten:
     """Convert each gradient that both operators of a split convolution read to channels-last; Inductor would copy it for each.
 
     All readers of the gradient then read the converted tensor, which is written to memory once, where the gradient is computed.  If
@@ -85,7 +86,7 @@ def lay_gradients_out_once(
         done += 1
     if done:
         backward.recompile()
-    return done
+    return Rewritten(done)
 
 
 def read_by_both(nodes: Iterable[fx.Node], rules: RulesOf) -> dict[fx.Node, list[fx.Node]]:

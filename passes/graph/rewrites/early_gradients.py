@@ -29,6 +29,7 @@ from torch import fx
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, forget_mutation_regions
 from compile_remat.passes.graph.reading_kernels import inlined_nodes, kernels_of, readers_of_memory
+from compile_remat.passes.graph.rewrites.contract import Rewritten, RewrittenJoint
 from compile_remat.passes.graph.views import is_part, memory_of, owner_of
 
 INDEX = "compile_remat_gradient"
@@ -39,8 +40,8 @@ NO_LEAF = "no argument that is a leaf and no output gets a gradient"
 """Reason that `mark_gradients` returns if no gradient can leave early."""
 
 
-def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tuple[joint_graph.Joint, str]:
-    """Mark the gradients of some arguments, in place; returns the graph, and the reason if nothing was marked, else "".
+def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> RewrittenJoint:
+    """Mark the gradients of some arguments, in place; returns the number of marks, and the reason if there are none.
 
     Args:
         arguments: Positions of the arguments that are leaves of autograd.
@@ -51,7 +52,9 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
     gradients = outputs[joint.num_fwd_outputs :]
     primals = _primals(joint)
     if len(primals) != len(gradients) or any(_is_part_of_subclass(p) for p in primals):
-        return joint, "its arguments are tensor subclasses, or it has tokens of effects or states of generators"
+        return RewrittenJoint(
+            0, joint, "its arguments are tensor subclasses, or it has tokens of effects or states of generators"
+        )
     owners = Counter(owner_of(n) for n in outputs if isinstance(n, fx.Node))
     returned_past = {memory_of(n) for n in joint.fwd_outputs}
     marks: dict[int, fx.Node] = {}
@@ -63,21 +66,22 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
             marks[index] = mark = _mark(joint, primal, gradient, inlined, is_copied=owners[owner_of(gradient)] > 1)
             mark.meta[INDEX] = index
     if not marks:
-        return joint, NO_LEAF
+        return RewrittenJoint(0, joint, NO_LEAF)
     for index, mark in marks.items():
         outputs[joint.num_fwd_outputs + index] = mark
     output.args = (outputs, *output.args[1:])
     module.recompile()
     returned = outputs[joint.num_fwd_outputs :]
-    return replace(joint, bwd_outputs=tuple(n for n in returned if isinstance(n, fx.Node))), ""
+    joint = replace(joint, bwd_outputs=tuple(n for n in returned if isinstance(n, fx.Node)))
+    return RewrittenJoint(len(marks), joint)
 
 
-def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
+def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> Rewritten:
     """Replace the marks by deliveries in a backward that was extracted from `joint`; returns the number of deliveries."""
     graph = backward.graph
     marks = graph.find_nodes(op="call_function", target=GRADIENT_READY)
     if not marks:
-        return 0
+        return Rewritten(0)
     primals = _primals(joint)
     tensors = [k for k, p in enumerate(primals) if isinstance(p.meta.get("val"), torch.Tensor)]
     edges = {k: edge for edge, k in enumerate(tensors)}
@@ -100,7 +104,7 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
         graph.erase_node(mark)
     forget_mutation_regions(graph)
     backward.recompile()
-    return len(marks)
+    return Rewritten(len(marks))
 
 
 def marked_bytes(joint: joint_graph.Joint) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ nothing.  The rewrite passes a constant in its place, which Inductor never write
 
 from __future__ import annotations
 
+from collections.abc import MutableSet
 from math import ceil, prod
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 
 aten = torch.ops.aten
 
@@ -24,18 +26,21 @@ POOLINGS = {
 """Operators that read only the size of their second argument, with the position of their dilation; None if they have none."""
 
 
-def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> list[fx.Node]:
+def replace_shape_only_inputs(
+    module: fx.GraphModule, unclaimed: MutableSet[fx.Node], rules: RulesOf = inductor_rules
+) -> Rewritten:
     """Give the backwards of poolings a constant of the size of the pooling's input.
 
     Args:
         module: A joint graph; rewritten in place.  Inputs with symbolic sizes are not replaced.
+        unclaimed: Nodes that neither forward nor backward has to compute; the constants are added.
         rules: Inductor's rules for a type of device: Inductor calls ATen's kernel for a pooling whose elements lie in too many
             windows, and would write the constant to memory for that kernel.
 
     Returns:
-        The constants, one for each input that was replaced.
+        The number of inputs that were replaced.
     """
-    constants = list[fx.Node]()
+    done = 0
     for node in [n for n in module.graph.nodes if n.target in POOLINGS]:
         source = node.args[1]
         value = source.meta.get("val")
@@ -53,10 +58,11 @@ def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_
             )
         constant.meta["val"] = value.new_zeros(value.shape)
         node.args = (node.args[0], constant, *node.args[2:])
-        constants.append(constant)
-    if constants:
+        unclaimed.add(constant)
+        done += 1
+    if done:
         module.recompile()
-    return constants
+    return Rewritten(done)
 
 
 def _is_known(value: torch.Tensor, node: fx.Node, rules: RulesOf) -> bool:

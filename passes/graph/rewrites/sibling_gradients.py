@@ -21,6 +21,7 @@ from torch import fx
 from compile_remat._torch.codegen_rules import write_where_it_stands
 from compile_remat._torch.sizes import hint_shape, hint_strides, storage_nbytes
 from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 from compile_remat.passes.graph.views import readers_of
 
 MOVABLE = frozenset({OpKind.POINTWISE, OpKind.VIEW, OpKind.CONSTANT, OpKind.SYMBOL})
@@ -29,7 +30,7 @@ LIBRARY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION, OpKind.OTHER}
 Kinds = Mapping[fx.Node, OpKind]
 
 
-def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection[fx.Node]) -> int:
+def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection[fx.Node]) -> Rewritten:
     """Move the elementwise operators of a gradient in front of its sibling, and so of the products between the two.
 
     Args:
@@ -59,7 +60,7 @@ def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection
             moved += 1
     if moved:
         module.recompile()
-    return moved
+    return Rewritten(moved)
 
 
 def _is_gradient(node: fx.Node, kinds: Kinds) -> bool:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from compile_remat.passes.graph.rewrites.contract import Rewritten
+
 aten = torch.ops.aten
 
 
-def separate_sigmoids(module: fx.GraphModule) -> int:
+def separate_sigmoids(module: fx.GraphModule) -> Rewritten:
     """Turn quotients whose denominator has other readers into sigmoids.
 
     Args:
@@ -31,7 +33,7 @@ def separate_sigmoids(module: fx.GraphModule) -> int:
             made += 1
     if made:
         module.recompile()
-    return made
+    return Rewritten(made)
 
 
 def _logit(denominator: fx.Node) -> fx.Node | None:

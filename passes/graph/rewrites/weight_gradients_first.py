@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 from compile_remat.passes.graph.views import CASTS, root_of
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, ate
 SUMS = frozenset({aten.add.Tensor})
 
 
-def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Node]) -> int:
+def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Node]) -> Rewritten:
     """Move each product on which only outputs depend in front of the first product that reads the same gradient.
 
     Args:
@@ -52,7 +53,7 @@ def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Nod
                 firsts.setdefault(gradient, product)
     if moved:
         module.recompile()
-    return moved
+    return Rewritten(moved)
 
 
 def _frees_something(product: fx.Node, backward: Collection[fx.Node]) -> bool:

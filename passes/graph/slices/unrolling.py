@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from compile_remat.cost_models import is_view
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 from compile_remat.passes.graph.slices.bodies import call
 from compile_remat.passes.graph.slices.calls import is_sliced, sum_values
 from compile_remat.passes.graph.views import fake_mode_of
@@ -21,7 +22,7 @@ LAID_OUT = torch.ops.prims.inductor_force_stride_order.default
 """Operator that returns its operand with given strides, so that Inductor writes the operand to memory."""
 
 
-def unroll_sliced_calls(module: fx.GraphModule) -> int:
+def unroll_sliced_calls(module: fx.GraphModule) -> Rewritten:
     """Replace each sliced call by one call of its body for each slice, in place; returns how many there were."""
     found = [node for node in module.graph.nodes if is_sliced(node)]
     for node in found:
@@ -30,7 +31,7 @@ def unroll_sliced_calls(module: fx.GraphModule) -> int:
     if found:
         module.graph.eliminate_dead_code()
         module.recompile()
-    return len(found)
+    return Rewritten(len(found))
 
 
 class _Unrolled:

@@ -13,12 +13,19 @@ from functorch.compile import default_partition
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
-from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat._torch import joint_graph
+from compile_remat.passes.graph.normalise import as_in_torch
+from compile_remat.passes.graph.rewrite_list import apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context
 from tests.passes.joint import check_rewrite, joint_of, text
 
 
 def grad(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def rewritten(module: fx.GraphModule) -> joint_graph.Joint:
+    return apply_to_joint(as_in_torch(module, num_fwd_outputs=1), Context(splits_convolutions=True)).joint
 
 
 def test_equal_nodes_become_one_and_dead_ones_go() -> None:
@@ -31,7 +38,7 @@ def test_equal_nodes_become_one_and_dead_ones_go() -> None:
     graphs: list[fx.Graph] = []
 
     def rewrite(module: fx.GraphModule) -> None:
-        graphs.append(rewritten(as_in_torch(module, num_fwd_outputs=1)).module.graph)
+        graphs.append(rewritten(module).module.graph)
 
     done = check_rewrite(joint_of(function, grad(8, 8), grad(8, 8)), rewrite)
     assert_expected_inline(
@@ -59,7 +66,7 @@ def test_equal_nodes_become_one_and_dead_ones_go() -> None:
 def test_two_draws_are_not_one() -> None:
     """CSE must not join operators that draw random numbers, although their text is equal."""
     module = joint_of(lambda x: x * torch.rand_like(x) * torch.rand_like(x), grad(4)).module
-    graph = rewritten(as_in_torch(module, num_fwd_outputs=1)).module.graph
+    graph = rewritten(module).module.graph
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.rand_like.default)) == 2
 
 

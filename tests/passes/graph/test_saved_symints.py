@@ -11,7 +11,9 @@ from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
 from compile_remat._torch import joint_graph
-from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat.passes.graph.normalise import as_in_torch
+from compile_remat.passes.graph.rewrite_list import apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from tests.passes.joint import lines_with
 
@@ -21,7 +23,8 @@ def test_golden_of_a_sum_over_a_dynamic_size() -> None:
     found: list[joint_graph.Joint] = []
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        found.append(rewritten(as_in_torch(joint, num_fwd_outputs=num_fwd_outputs, **keywords)))
+        prepared = as_in_torch(joint, num_fwd_outputs=num_fwd_outputs, **keywords)
+        found.append(apply_to_joint(prepared, Context(splits_convolutions=True)).joint)
         return joint_graph.extract_modules(found[0], joint_graph.torch_choice(found[0]))
 
     def run(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:

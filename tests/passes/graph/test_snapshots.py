@@ -74,7 +74,7 @@ def cut(traced: Traced) -> joint_graph.Joint:
     """The graph with its snapshots, as planning makes it."""
     joint = as_in_torch(traced.module, num_fwd_outputs=traced.num_fwd_outputs)
     joint = replace(joint, readable=readable_inputs(joint, joint_graph.plain_choice(joint)))
-    return add_snapshots(joint)
+    return add_snapshots(joint).joint
 
 
 def some_plans(problem: Problem) -> list[Plan]:
@@ -192,7 +192,8 @@ def test_an_input_that_plain_reads_in_a_checkpointed_region_may_be_read_there_al
     joint = _tagged(as_in_torch(traced.module, num_fwd_outputs=1))
     readable = readable_inputs(joint, joint_graph.plain_choice(joint))
     assert readable.by_tagged == {"primals_1", "primals_2"}
-    readers = {reader.name for s in add_snapshots(replace(joint, readable=readable)).snapshots for reader, _ in s.reads}
+    copies = add_snapshots(replace(joint, readable=readable)).joint.snapshots
+    readers = {reader.name for s in copies for reader, _ in s.reads}
     assert readers == {"exp_1"}
 
 
@@ -216,7 +217,7 @@ def test_a_returned_value_that_may_not_run_twice_is_copied() -> None:
     joint = replace(
         joint, left_alone=frozenset({drawn}), readable=readable_inputs(joint, joint_graph.plain_choice(joint))
     )
-    joint = add_snapshots(joint)
+    joint = add_snapshots(joint).joint
     assert drawn in {snapshot.source for snapshot in joint.snapshots}
     _, backward = extract(joint, Planner(build_problem(joint, cost=UnitCost())).lowest())
     assert drawn.name not in {n.name for n in backward.graph.find_nodes(op="placeholder") if n.users}

@@ -20,11 +20,12 @@ from compile_remat.api import look
 from compile_remat.backend import remat
 from compile_remat.cost_models import OpKind, Roofline, UnitCost, describe, load_device
 from compile_remat.passes import Planner, build_problem
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
     lay_gradients_out_once,
     split_convolution_gradients,
 )
-from tests.passes.joint import Rewritten, check_rewrite, joint_of
+from tests.passes.joint import BeforeAfter, check_rewrite, joint_of
 
 aten = torch.ops.aten
 
@@ -35,11 +36,11 @@ def grad(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
-def split(module: fx.GraphModule) -> int:
+def split(module: fx.GraphModule) -> Rewritten:
     return split_convolution_gradients(joint_graph.prepare(module, num_fwd_outputs=1))
 
 
-def rewritten(function: Callable[..., Any], *inputs: Tensor, start: str = "") -> Rewritten:
+def rewritten(function: Callable[..., Any], *inputs: Tensor, start: str = "") -> BeforeAfter:
     return check_rewrite(joint_of(function, *inputs, decompositions={}), split, start=start)
 
 
@@ -53,7 +54,7 @@ LAYERS = ((2, 3, 8, 8), (4, 3, 3, 3), (5, 4, 3, 3), (5,))
 def test_golden_order() -> None:
     """`tanh` is dead when the convolution runs that gives the gradient of its size; one more row makes it 8 x 8."""
     done = rewritten(two_layers, *(grad(*shape) for shape in LAYERS), start="convolution_1")
-    assert done.result == 2
+    assert done.result.count == 2
     assert_expected_inline(
         done.before,
         """\
@@ -88,7 +89,7 @@ return convolution_1, convolution_default_1, getitem_4, getitem_1, getitem_2""",
 
 def test_frozen_weights_need_nothing_that_the_convolution_read() -> None:
     done = rewritten(lambda x, w: torch.tanh(F.conv2d(torch.sin(x), w)), grad(2, 3, 8, 8), torch.randn(4, 3, 3, 3))
-    assert done.result == 1
+    assert done.result.count == 1
     assert not done.module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
 
 
@@ -107,7 +108,7 @@ def in_autocast(x: Tensor, w: Tensor) -> Tensor:
     ids=["autocast", "bfloat16", "channels_last"],
 )
 def test_types_and_layouts_that_are_split(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
-    assert rewritten(function, *inputs).result == 1
+    assert rewritten(function, *inputs).result.count == 1
 
 
 def test_complex_convolutions_are_real_ones() -> None:
@@ -115,26 +116,26 @@ def test_complex_convolutions_are_real_ones() -> None:
         return F.conv2d(x, w).abs().square()
 
     done = rewritten(squared, *(grad(*s, dtype=torch.complex64) for s in ((1, 2, 6, 6), (3, 2, 3, 3))))
-    assert done.result == 3
+    assert done.result.count == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_what_torchs_own_kernels_compute_stays(dtype: torch.dtype) -> None:
     traced = joint_of(F.conv2d, grad(1, 2, 6, 6, dtype=dtype), grad(3, 2, 3, 3, dtype=dtype), decompositions={})
-    assert split(traced.module) == 0
+    assert split(traced.module).count == 0
 
 
 def test_without_onednn_nothing_is_split() -> None:
     traced = joint_of(F.conv2d, grad(1, 2, 6, 6), grad(3, 2, 3, 3), decompositions={})
     with torch.backends.mkldnn.flags(enabled=False):
-        assert split(traced.module) == 0
+        assert split(traced.module).count == 0
 
 
 def test_sizes_that_are_symbols_stay() -> None:
     found: list[int] = []
 
     def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        found.append(split(joint))
+        found.append(split(joint).count)
         return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
 
     aot_function(F.conv2d, nop, nop, partition_fn=partition, decompositions={}, dynamic=True)(
@@ -173,7 +174,7 @@ def test_any_convolution_is_split_and_has_the_same_numbers(data: st.DataObject) 
     weight = grad(4, 4, *kernel) if transposed else grad(8, 4 // groups, *kernel)
     done = rewritten(function, grad(batch, 4, *size), weight, *bias)
     is_too_large = transposed and any(e >= s for e, s in zip(extra, stride, strict=True))
-    assert done.result == (not is_too_large)  # a convolution would give more elements than were read
+    assert done.result.count == (not is_too_large)  # a convolution would give more elements than were read
     if is_too_large:
         return
     nodes = list(done.module.graph.nodes)
@@ -190,7 +191,7 @@ def pooled(x: Tensor, v: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return two_layers(x, v, w, b).mean((2, 3))
 
 
-def laid_out(module: fx.GraphModule) -> int:
+def laid_out(module: fx.GraphModule) -> Rewritten:
     split(module)
     return lay_gradients_out_once(module)
 
@@ -199,7 +200,7 @@ def test_both_operators_read_one_tensor_with_its_channels_innermost() -> None:
     """`expand` and `div` come from a mean: without the operator between, Inductor would copy the gradient twice."""
     inputs = [torch.randn(*shape, requires_grad=k > 0) for k, shape in enumerate(LAYERS)]
     done = check_rewrite(joint_of(pooled, *inputs, decompositions={}), laid_out, start="unsqueeze")
-    assert done.result == 1
+    assert done.result.count == 1
     assert_expected_inline(
         done.after,
         """\
@@ -224,7 +225,7 @@ return mean, None, getitem_4, getitem_1, getitem_2""",  # noqa: E501
 def test_other_dimensions_have_no_such_layout(function: Callable[..., Tensor]) -> None:
     dims = 1 if function is F.conv1d else 3
     inputs = grad(2, 3, *[5] * dims), grad(4, 3, *[3] * dims)
-    assert check_rewrite(joint_of(function, *inputs, decompositions={}), laid_out).result == 0
+    assert check_rewrite(joint_of(function, *inputs, decompositions={}), laid_out).result.count == 0
 
 
 # -- prices and peaks -------------------------------------------------------------------------------------------------
@@ -255,7 +256,7 @@ def test_both_pieces_together_cost_what_the_operator_cost(
         return (flops, read_bytes, write_bytes), sum(map(cost.op_time_ns, ops))
 
     counts, time_ns = backwards()
-    assert split(traced.module) == 1
+    assert split(traced.module).count == 1
     split_counts, split_time_ns = backwards()
     assert split_counts == counts
     assert time_ns <= split_time_ns < 1.2 * time_ns
@@ -290,7 +291,7 @@ def test_the_lowest_peak_is_lower_than_with_both_gradients_at_once() -> None:
         traced = joint_of(loss, x, *(p.detach().requires_grad_() for p in net.parameters()), decompositions={})
         joint = joint_graph.prepare(traced.module, num_fwd_outputs=1)
         if split_first:
-            assert split_convolution_gradients(joint) == 3  # the first one's input needs no gradient
+            assert split_convolution_gradients(joint).count == 3  # the first one's input needs no gradient
         peaks.append(Planner(build_problem(joint, cost=UnitCost())).lowest().peak_bytes)
     assert peaks[1] < 0.8 * peaks[0]
 

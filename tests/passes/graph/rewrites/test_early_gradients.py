@@ -13,8 +13,10 @@ from compile_remat._torch import joint_graph
 from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, Place, receiving
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Plan, Planner, Problem, build_problem, extract
-from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat.passes.graph.normalise import as_in_torch
 from compile_remat.passes.graph.reading_kernels import readers_of_memory
+from compile_remat.passes.graph.rewrite_list import apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context, RewrittenJoint
 from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked, mark_gradients
 from tests.passes.joint import Traced, joint_of, text
 
@@ -28,11 +30,13 @@ def two_layers(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def prepared(traced: Traced) -> joint_graph.Joint:
-    return rewritten(as_in_torch(traced.module, num_fwd_outputs=traced.num_fwd_outputs))
+    joint = as_in_torch(traced.module, num_fwd_outputs=traced.num_fwd_outputs)
+    return apply_to_joint(joint, Context(splits_convolutions=True)).joint
 
 
 def marked(traced: Traced, *arguments: int) -> joint_graph.Joint:
-    joint, why_not = mark_gradients(prepared(traced), arguments)
+    done = mark_gradients(prepared(traced), arguments)
+    joint, why_not = done.joint, done.why_not
     assert not why_not
     joint.module.graph.lint()
     return joint
@@ -214,7 +218,9 @@ def test_frozen_arguments_and_those_not_asked_for_have_no_mark() -> None:
 
 def test_what_cannot_be_marked_says_why() -> None:
     joint = prepared(joint_of(two_layers, grad(4, 8), grad(8, 8), grad(8, 8)))
-    assert mark_gradients(joint, ()) == (joint, "no argument that is a leaf and no output gets a gradient")
+    assert mark_gradients(joint, ()) == RewrittenJoint(
+        0, joint, "no argument that is a leaf and no output gets a gradient"
+    )
 
 
 def test_an_argument_that_an_output_shows_has_no_mark() -> None:
@@ -224,6 +230,6 @@ def test_an_argument_that_an_output_shows_has_no_mark() -> None:
         return two_layers(x, a, b), a.t(), (b * 2).t()
 
     joint = prepared(joint_of(shown, torch.randn(4, 8), grad(8, 8), grad(8, 8)))
-    joint, _ = mark_gradients(joint, (1, 2))
+    joint = mark_gradients(joint, (1, 2)).joint
     (mark,) = joint.module.graph.find_nodes(op="call_function", target=GRADIENT_READY)
     assert mark.meta["compile_remat_gradient"] == 2

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem
-from compile_remat.passes.graph.normalise import as_in_torch, rewritten
+from compile_remat.passes.graph.normalise import as_in_torch
+from compile_remat.passes.graph.rewrite_list import apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context
 from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_only_inputs
 
 aten = torch.ops.aten
@@ -26,11 +28,14 @@ def look(function: Callable[..., Any], *inputs: Tensor) -> tuple[joint_graph.Joi
 
     def partition(module: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         other = copy.deepcopy(module)
-        replaced = len(replace_shape_only_inputs(module))
+        constants = set[fx.Node]()
+        replaced = replace_shape_only_inputs(module, constants).count
+        assert len(constants) == replaced
         module.graph.lint()
         whole = copy.deepcopy(module)
-        assert not replace_shape_only_inputs(module)  # nothing is left for a second time
-        found.append((rewritten(as_in_torch(other, num_fwd_outputs=num_fwd_outputs)), replaced))
+        assert not replace_shape_only_inputs(module, constants).count  # nothing is left for a second time
+        joint = as_in_torch(other, num_fwd_outputs=num_fwd_outputs)
+        found.append((apply_to_joint(joint, Context(splits_convolutions=True)).joint, replaced))
         return joint_graph.torch_partition(whole, joint_inputs, num_fwd_outputs=num_fwd_outputs)
 
     def run(graph: fx.GraphModule, inputs: Any) -> Any:
@@ -103,7 +108,7 @@ def test_symbolic_sizes_stay() -> None:
 
     def backend(module: fx.GraphModule, inputs: Any) -> Any:
         def partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
-            found.append(len(replace_shape_only_inputs(joint)))
+            found.append(replace_shape_only_inputs(joint, set()).count)
             return joint_graph.torch_partition(joint, joint_inputs, **keywords)
 
         def run(graph: fx.GraphModule, inputs: Any) -> Any:

@@ -12,18 +12,19 @@ from torch.nn import functional as F
 import compile_remat
 from compile_remat._torch import joint_graph
 from compile_remat.backend import remat
+from compile_remat.passes.graph.rewrites.contract import Rewritten
 from compile_remat.passes.graph.rewrites.sibling_gradients import make_sibling_gradients_together
-from tests.passes.joint import Rewritten, check_rewrite, joint_of
+from tests.passes.joint import BeforeAfter, check_rewrite, joint_of
 
 
 def grad(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def rewritten(function: Callable[..., Any], *inputs: Tensor, start: str = "") -> Rewritten:
+def rewritten(function: Callable[..., Any], *inputs: Tensor, start: str = "") -> BeforeAfter:
     """Returns the pass's rewrite of a function's joint graph; `check_rewrite` compares the numbers."""
 
-    def rewrite(module: fx.GraphModule) -> int:
+    def rewrite(module: fx.GraphModule) -> Rewritten:
         joint = joint_graph.prepare(module, num_fwd_outputs=1)
         return make_sibling_gradients_together(joint.module, joint.info.tangents_closure)
 
@@ -40,7 +41,7 @@ INPUTS = grad(64, 4), grad(4, 16), grad(4, 16), grad(16, 4)
 def test_golden_order() -> None:
     """Before, `mm_4`, `tanh` and `mm_1` were alive beside `mul_1` while mm_5 and mm_6 ran; now `tanh_backward` and `mul_1`."""
     done = rewritten(gated, *INPUTS, start="mm_2")
-    assert done.result == 1
+    assert done.result.count == 1
     assert_expected_inline(
         done.before,
         """\
@@ -100,7 +101,7 @@ def larger(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [of_a_tangent, larger])
 def test_what_would_free_nothing_stays(function: Callable[..., Tensor]) -> None:
-    assert rewritten(function, *INPUTS).result == 0
+    assert rewritten(function, *INPUTS).result.count == 0
 
 
 def test_of_three_the_last_one_moves_beside_the_second_one() -> None:
@@ -110,7 +111,7 @@ def test_of_three_the_last_one_moves_beside_the_second_one() -> None:
         return (torch.tanh(x @ a) + torch.sin(x @ b) + torch.cos(x @ c)) @ down
 
     done = rewritten(three, grad(64, 4), *(grad(4, 16) for _ in range(3)), grad(16, 4), start="mm_3")
-    assert done.result == 1
+    assert done.result.count == 1
     assert_expected_inline(
         done.after,
         """\

@@ -27,7 +27,7 @@ def look(function: Callable[..., Any], *inputs: Tensor, move: bool = True) -> tu
 
     def partition(module: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         joint = joint_graph.prepare(module, num_fwd_outputs=num_fwd_outputs)
-        moved = move_weight_gradients_up(joint.module, joint.info.tangents_closure) if move else 0
+        moved = move_weight_gradients_up(joint.module, joint.info.tangents_closure).count if move else 0
         joint.module.graph.lint()
         found.append((joint, moved))
         whole = copy.deepcopy(joint.module)  # torch's partitioner rewrites what it is given

@@ -23,7 +23,7 @@ def loss(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
 def test_each_slice_is_a_call_of_one_body() -> None:
     def rewrite(module: fx.GraphModule) -> int:
         slice_largest(module, 3, num_fwd_outputs=1)
-        return unroll_sliced_calls(module)
+        return unroll_sliced_calls(module).count
 
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(12, 4, generator=generator).requires_grad_()
