@@ -12,10 +12,10 @@ if ((_ROOT := Path(__file__).resolve().parents[1]) / "pyproject.toml").is_file()
 
 __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "InputChangedError", "LiveBuffer",
-    "MaxBatch", "MeasuredStep", "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError",
-    "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError", "SizeRange",
-    "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain", "install", "largest_batch", "measured_step", "pareto",
-    "partition", "plan", "plan_rank", "reports", "reset_reports", "uninstall",
+    "MaxBatch", "MeasuredStep", "MissingExtraError", "PassError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning",
+    "RankError", "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError",
+    "SizeRange", "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain", "install", "largest_batch",
+    "measured_step", "pareto", "partition", "plan", "plan_rank", "reports", "reset_reports", "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass

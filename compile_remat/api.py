@@ -24,8 +24,8 @@ from compile_remat._util.log_output import show_from
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat._util.size_range import SizeRange as SizeRange
 from compile_remat.budget import MemoryBudget
-from compile_remat.compilation.caveats import planned_inside
-from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
+from compile_remat.compilation.caveats import note_uncached, planned_inside
+from compile_remat.compilation.driver import INNER_OPTIONS, NO_CACHES, STRICT_OPTIONS
 from compile_remat.compilation.looking import look_at_graph
 from compile_remat.config import RematConfig as RematConfig
 from compile_remat.doors import warn_of_settings_left_aside
@@ -38,6 +38,7 @@ from compile_remat.errors import (
     GradientError as GradientError,
     InputChangedError as InputChangedError,
     MissingExtraError as MissingExtraError,
+    PassError as PassError,
     PlanMismatchError as PlanMismatchError,
     PlannerWarning as PlannerWarning,
     RankError as RankError,
@@ -322,6 +323,7 @@ def install(**settings: Any) -> None:
         warnings.warn(text, CheckWarning, stacklevel=2)
     if config.gradients == "early":
         warn("gradients = early needs torch.compile(backend='remat'); under install() gradients leave at the end")
+    note_uncached(config)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
     settings_now = settings_for(config, here)
     if config.cost_model == "profile":
@@ -333,7 +335,9 @@ def install(**settings: Any) -> None:
         is_installed=True,
     )
     set_global_partitioner(
-        partitioner, {**STRICT_OPTIONS, **INNER_OPTIONS}, rewrite=partial(planned_inside, partitioner=partitioner)
+        partitioner,
+        {**STRICT_OPTIONS, **INNER_OPTIONS, **({} if settings_now.can_be_cached else NO_CACHES)},
+        rewrite=partial(planned_inside, partitioner=partitioner),
     )
     write_to(config.report_dir)
 

@@ -17,6 +17,7 @@ from compile_remat._torch.tensor_arguments import ends_in_graph_break, is_cut_by
 from compile_remat._torch.version import version_problem
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.log_output import show_from
+from compile_remat.compilation.caveats import note_uncached
 from compile_remat.compilation.driver import Compilation
 from compile_remat.compilation.early_gradients import leaf_positions, why_off
 from compile_remat.compilation.recompile import recompiler_of
@@ -118,6 +119,7 @@ def _compile_in_agreement(
     sizes = sizes_of(example_inputs)
     if late := why_off(config, example_inputs, patches):
         warn(late)
+    note_uncached(config)
     settings, reason = settings_or_failure(config, example_inputs, agreement)
     agreement.begin()
     if settings.has_limit(gm):

@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Self, TypeVar, cast
 
 from compile_remat._util.suggestions import closest, did_you_mean
+from compile_remat._util.user_pass import UserPass
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.errors import ConfigError, warn_once
 
@@ -108,6 +109,29 @@ def _slices(raw: object) -> str | int:
     return int(text) if int(text) > 1 else "off"
 
 
+def _passes(raw: object) -> tuple[UserPass, ...] | None:
+    """Parses one callable or several; None or "none" for no pass.  Text names no pass, so the environment holds none."""
+    if raw is None or (isinstance(raw, str) and raw.strip().lower() == "none"):
+        return None
+    if isinstance(raw, str):
+        raise ConfigError("a pass is an object, not text: give it as an option, or to RematConfig.")
+    given = raw if isinstance(raw, tuple | list) else (raw,)
+    return tuple(map(_pass, given)) or None
+
+
+def _pass(given: object) -> UserPass:
+    if isinstance(given, UserPass):
+        return given
+    if not callable(given):
+        raise ConfigError(
+            f"{given!r} is not callable. Allowed: a tuple of callables that take the joint fx.Graph, or none."
+        )
+    try:
+        return UserPass.of(given)
+    except Exception as error:
+        raise ConfigError(f"the uuid of {given!r} cannot be read: {type(error).__name__}: {error}.") from error
+
+
 def _seconds(raw: object) -> float | None:
     """Parses a number of seconds above 0; None or "none" for a limit by the size of the graph."""
     text = str(raw).strip().lower()
@@ -189,6 +213,8 @@ class RematConfig:
             the budget needs, or a number.
         inputs: `as_plain` (default): the backward reads from outside of its graph only the tensors that plain torch.compile's
             backward reads; `constant`: no tensor that the graph reads from outside changes until its backward has run.
+        joint_passes: callables that rewrite the joint graph before it is planned, or None; each is called with that FX graph,
+            and its `uuid()` is its identity in caches.  No environment variable can hold one.
         narrow: does nothing and goes with the next version; `off` (default) or, with a warning, `auto`, which saved bools as bits.
         rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
             on their own.
@@ -213,6 +239,7 @@ class RematConfig:
     oom_retry: int = _row(_up_to(3), 1)
     slices: str | int = _row(_slices, cast("str | int", "off"))
     inputs: str = _row(_choice("as_plain", "constant"), "as_plain")
+    joint_passes: tuple[UserPass, ...] | None = _row(_passes, cast("tuple[UserPass, ...] | None", None))
     narrow: str = _row(_choice("off", "auto"), "off")
     rank_timeout: int = _row(_timeout, 60)
     report_dir: str | None = _row(_folder, None)

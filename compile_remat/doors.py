@@ -11,7 +11,7 @@ RUNS_NO_STEP = dict.fromkeys(
     ("check", "instances", "oom_retry", "rank_timeout", "report_dir"), "no training step runs in it"
 )
 WITHOUT_DEVICE = RUNS_NO_STEP | dict.fromkeys(
-    ("compiler", "mode", "plan_dir"), "it plans for a device that need not be here"
+    ("compiler", "joint_passes", "mode", "plan_dir"), "it plans for a device that need not be here"
 )
 
 LEFT_ASIDE = {

@@ -289,6 +289,25 @@ class InputChangedError(RematError):
         )
 
 
+class PassError(RematError):
+    """A pass of the setting `joint_passes` failed, or left a joint graph that cannot be planned.
+
+    Attributes:
+        name: The name of its function or class.
+        problem: The problem in words.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name, self.problem = name, problem
+
+    def __str__(self) -> str:
+        return (
+            f"joint_passes: the pass {self.name} {self.problem}.\nWhat to do: mend the pass, or leave it out; "
+            "docs/internals/writing-passes.md has the rules for passes."
+        )
+
+
 class RankError(RematError):
     """Processes that train together cannot go on together: one of them has failed, or their plans for one graph differ.
 

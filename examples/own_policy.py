@@ -2,11 +2,12 @@
 
     python examples/own_policy.py
 
-The joint graph of a small network goes through three functions: a rewrite of the graph, a rule that chooses what is saved, and the
-split into forward and backward.  The rule's plan is compared with the planner's, and the gradients with eager mode.
+First the backend runs the pass: the planner then plans the graph that the pass has made.  Then the joint graph of the same
+network goes through three functions by hand: the pass, a rule that chooses what is saved, and the split into forward and
+backward.  The rule's plan is compared with the planner's, and all gradients with eager mode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +26,26 @@ def network(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     return (hidden @ w2).pow(2).sum()
 
 
-def squares_as_products(joint: fx.GraphModule) -> int:
-    """Rewrite each `pow(x, 2)` as `x * x`, in place; returns how many there were."""
-    found = joint.graph.find_nodes(op="call_function", target=aten.pow.Tensor_Scalar)
-    squares = [node for node in found if node.args[1] == 2]
-    for node in squares:
-        with joint.graph.inserting_before(node):
-            product = joint.graph.call_function(aten.mul.Tensor, (node.args[0], node.args[0]))
-        product.meta = dict(node.meta)  # the planner reads sizes from meta["val"]
-        node.replace_all_uses_with(product)
-        joint.graph.erase_node(node)
-    joint.recompile()
-    return len(squares)
+class SquaresAsProducts:
+    """Rewrites each `pow(x, 2)` of a graph as `x * x`, in place."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite one graph; the backend calls this."""
+        found = graph.find_nodes(op="call_function", target=aten.pow.Tensor_Scalar)
+        for node in [node for node in found if node.args[1] == 2]:
+            with graph.inserting_before(node):
+                product = graph.call_function(aten.mul.Tensor, (node.args[0], node.args[0]))
+            product.meta = dict(node.meta)  # the planner reads sizes from meta["val"]
+            node.replace_all_uses_with(product)
+            graph.erase_node(node)
+            self.count += 1
+
+    def uuid(self) -> str:
+        """The identity of this pass in caches: change it when the code changes."""
+        return "squares as products, version 1"
 
 
 def products_only(problem: Problem) -> list[str]:
@@ -57,7 +66,10 @@ def partition(
     joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **keywords: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """A partition function for AOTAutograd: joint graph in, forward and backward out."""
-    print(f"squares rewritten: {squares_as_products(joint)}")
+    squares = SquaresAsProducts()
+    squares(joint.graph)
+    joint.recompile()
+    print(f"by hand: {squares.count} squares rewritten")
     problem = build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=UnitCost())
     planner = Planner(problem)
     ours = planner.plan_of(planner.mask_of(products_only(problem)), budget_bytes=None)
@@ -66,15 +78,29 @@ def partition(
     return extract(joint, ours, num_fwd_outputs=num_fwd_outputs)
 
 
-def main() -> None:
-    """Train one step under the policy, and compare its gradients with eager mode."""
+def in_backend(compiler: str) -> Callable[..., Tensor]:
+    """The network compiled by the backend, with the pass."""
+    squares = SquaresAsProducts()
+    options = {"memory_budget": "min", "joint_passes": (squares,), "compiler": compiler}
+    compiled = torch.compile(network, backend="remat", options=options)
+
+    def call(*inputs: Tensor) -> Tensor:
+        result: Tensor = compiled(*inputs)
+        print(f"in the backend: {squares.count} squares rewritten, in all plans that were tried")
+        return result
+
+    return call
+
+
+def main(compiler: str = "inductor") -> None:
+    """Train one step with the pass in the backend and one under the policy, and compare their gradients with eager mode."""
     torch.manual_seed(0)
     inputs = [torch.randn(64, 32), torch.randn(32, 64, requires_grad=True), torch.randn(64, 16, requires_grad=True)]
-    compiled = aot_function(network, fw_compiler=nop, bw_compiler=nop, partition_fn=partition)
-    compiled(*inputs).backward()
-    gradients = [inputs[1].grad, inputs[2].grad]
     expected = torch.autograd.grad(network(*inputs), inputs[1:])
-    torch.testing.assert_close(gradients, list(expected))
+    by_hand = aot_function(network, fw_compiler=nop, bw_compiler=nop, partition_fn=partition)
+    for compiled in (in_backend(compiler), by_hand):
+        actual = torch.autograd.grad(compiled(*inputs), inputs[1:])
+        torch.testing.assert_close(actual, expected)
     print("gradients equal those of eager mode")
 
 

@@ -1,5 +1,6 @@
 """Settings: every form of every value, where it may come from, and what is said about a bad one."""
 
+import copy
 import dataclasses
 import logging
 import math
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from compile_remat import config
 from compile_remat._util.units import GIB, MIB
+from compile_remat._util.user_pass import UserPass
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig, split_options
 from compile_remat.errors import ConfigError, PlannerWarning
@@ -183,6 +185,7 @@ def test_defaults() -> None:
         "oom_retry": "1",
         "slices": "off",
         "inputs": "as_plain",
+        "joint_passes": "None",
         "narrow": "off",
         "rank_timeout": "60",
         "report_dir": "None",
@@ -337,6 +340,42 @@ def test_narrow_takes_no_other_value() -> None:
     assert "narrow = 'bits' (from the option 'narrow'): 'bits' is not a choice. Allowed: off, auto." in error_of(
         narrow="bits"
     )
+
+
+class Pass:
+    """A pass of the user with an identity."""
+
+    def __init__(self, identity: object) -> None:
+        self.identity = identity
+
+    def __call__(self, graph: object) -> None:
+        """Do nothing."""
+
+    def uuid(self) -> object:
+        return self.identity
+
+
+def test_passes_are_known_by_their_identities() -> None:
+    def passes(raw: object) -> tuple[UserPass, ...] | None:
+        return RematConfig.resolve({"joint_passes": raw}, {}).joint_passes
+
+    first, same, other = passes(Pass("a")), passes((Pass("a"),)), passes([Pass("b")])
+    assert first is not None and first == same != other
+    assert first[0].name == "Pass" and first[0].uuid is not None
+    assert passes((Pass(b"a"), print)) == (UserPass.of(Pass(b"a")), UserPass(print, "print"))
+    assert passes("none") is passes(()) is passes(None) is None
+    assert RematConfig(joint_passes=first).joint_passes == first
+    assert copy.deepcopy(first)[0] is first[0]  # the user's pass may hold a state
+
+
+def test_values_that_are_no_passes() -> None:
+    assert "3 is not callable. Allowed: a tuple of callables that take the joint fx.Graph, or none." in error_of(
+        joint_passes=(print, 3)
+    )
+    assert "cannot be read: " in error_of(joint_passes=Pass(lambda: None))
+    with pytest.raises(ConfigError) as caught:
+        RematConfig.resolve({}, {"REMAT_JOINT_PASSES": "my_passes"})
+    assert "(from the environment variable REMAT_JOINT_PASSES): a pass is an object, not text" in str(caught.value)
 
 
 def test_unknown_variables_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,6 +39,7 @@ CHANGED: dict[str, Any] = {
     "oom_retry": 2,
     "slices": "auto",
     "inputs": "constant",
+    "joint_passes": (print,),
     "narrow": "auto",
     "rank_timeout": 5,
     "report_dir": "reports",

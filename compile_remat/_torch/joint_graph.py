@@ -22,7 +22,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -187,6 +187,32 @@ def prepare(
         recomputable_rng,
         {n: tag.name.lower() for n, tag in asked.items() if n.meta["recompute"] == tag and tag in USER_TAGS},
         handed_on,
+    )
+
+
+def reclassified(joint: Joint, known: Collection[fx.Node]) -> Joint:
+    """Returns a joint graph with its nodes classified anew, after code of others has changed it.
+
+    Args:
+        known: The nodes that it had before; of other nodes the tags are read, too.
+    """
+    module, old = joint.module, joint.info
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    info = P.classify_nodes(module, [], joint.num_fwd_outputs)
+    info.static_lifetime_input_nodes.update(n for n in info.inputs if n in old.static_lifetime_input_nodes)
+    forward, backward, *_ = P._extract_fwd_bwd_outputs(module, num_fwd_outputs=joint.num_fwd_outputs)
+    nodes = frozenset(module.graph.nodes)
+    asked = {n: n.meta.get("recompute") for n in nodes if n not in known}
+    tags = {n: tag for n, tag in joint.user_tags.items() if n in nodes}
+    return replace(
+        joint,
+        info=info,
+        fwd_outputs=tuple(n for n in forward if isinstance(n, fx.Node)),
+        bwd_outputs=tuple(n for n in backward if isinstance(n, fx.Node) and n.op != "output"),
+        user_tags=tags | {n: tag.name.lower() for n, tag in asked.items() if tag in USER_TAGS},
+        handed_on=joint.handed_on & nodes,
+        left_alone=joint.left_alone & nodes,
     )
 
 

@@ -12,6 +12,7 @@ from torch import fx
 from compile_remat._torch import cache_key_text
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
+from compile_remat.config import RematConfig
 from compile_remat.errors import warn, warn_once
 from compile_remat.inductor.unplanned_graphs import (
     GRADIENTS_INSIDE,
@@ -22,6 +23,7 @@ from compile_remat.inductor.unplanned_graphs import (
 from compile_remat.partitioning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes.graph.inner_backward import backward_calls
+from compile_remat.planning.settings import without_identity
 from compile_remat.report import Report, record
 
 UNFUSED = (
@@ -48,6 +50,14 @@ def planned_inside(module: fx.GraphModule, partitioner: RematPartitioner) -> fx.
         warn(report.message)
         record(report)
     return planned
+
+
+def note_uncached(config: RematConfig) -> None:
+    """Warn, once in a process, if a pass of the user has no identity: caches and `plan_dir` are not used."""
+    if names := without_identity(config.joint_passes or ()):
+        warn_once(
+            f"joint_passes: {', '.join(names)} has no uuid(), so graphs are compiled without torch's caches and without plan_dir"
+        )
 
 
 def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | None, reason: str = "") -> Report:

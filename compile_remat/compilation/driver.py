@@ -64,6 +64,9 @@ INNER_OPTIONS = {"reorder_for_locality": False}
 """Options for a graph that computes gradients itself.  By default, Inductor moves each node of an inference graph down to its first
 reader.  A gradient's first reader is the end of the graph, so that all inputs of the gradients would live until then."""
 
+NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+"""Options for passes of the user without an identity: Inductor's graph cache is off, and so is AOTAutograd's, which needs it."""
+
 _REGIONS = itertools.count(1)
 
 
@@ -194,12 +197,13 @@ class Compilation:
             **(STRICT_OPTIONS if strict else {}),
             **(INNER_OPTIONS if inner else {}),
             **self.patches,
+            **({} if partitioner.settings.can_be_cached else NO_CACHES),
         }
 
     def _side_file(self, partitioner: RematPartitioner) -> Path | None:
         if self.config.compiler == "eager" or self.config.check:  # a check takes nothing from a cache
             return None
-        if isinstance(partitioner.request, Resume):
+        if isinstance(partitioner.request, Resume) or not partitioner.settings.can_be_cached:
             return None
         return report_cache.path_of(lambda: self._text, partitioner.uuid(), self._options(partitioner))
 

@@ -21,7 +21,7 @@ from compile_remat._util.units import format_bytes
 from compile_remat.announcement import announce
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
-from compile_remat.errors import ConfigError, PlannerWarning, RematError, warn
+from compile_remat.errors import ConfigError, PassError, PlannerWarning, RematError, warn
 from compile_remat.passes import Plan, Planner, Status, extract, plain_option
 from compile_remat.passes.graph.normalise import as_in_torch
 from compile_remat.passes.graph.pins import must_be_saved
@@ -143,7 +143,8 @@ def split_without_planner(
     }
     message = f"the planner failed ({reason}); torch's own choice of saved tensors runs"
     try:
-        joint = apply_to_joint(as_in_torch(joint_module, **keywords), Context()).joint
+        context = Context(passes=settings.joint_passes)
+        joint = apply_to_joint(as_in_torch(joint_module, **keywords), context).joint
         if joint.has_backward:
             chosen = joint_graph.torch_choice(joint)
             saved = list(dict.fromkeys([*chosen, *must_be_saved(joint), *joint_graph.forward_only(joint)]))
@@ -151,6 +152,8 @@ def split_without_planner(
             joint = replace(joint, readable=readable_inputs(joint, chosen))
             _record_fallback(joint_module, settings, message, _describe(joint, saved, settings))
             return modules
+    except PassError:
+        raise
     except Exception:
         LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
         _record_fallback(joint_module, settings, f"{message}, in torch's own partition")

@@ -72,7 +72,7 @@ class RematPartitioner(CustomPartitionerFn):
         if self.fallback:
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         by_inductor = kwargs.get("compiler") == "inductor"
-        is_cached = by_inductor and cache_key_text.partition_is_stored()
+        is_cached = by_inductor and self.settings.can_be_cached and cache_key_text.partition_is_stored()
         with sizes_at(self.sizes):
             return split(
                 gm,
@@ -102,8 +102,11 @@ class RematPartitioner(CustomPartitionerFn):
         """Returns a hash of every compared field, of the current number of threads, and under `install` of the current plain peak.
 
         The workspaces of a CPU's convolutions and attention depend on the number of threads; torch's own key has this number only
-        from 2.13 on, and only if Inductor's ``cpp.threads`` is not set.
+        from 2.13 on, and only if Inductor's ``cpp.threads`` is not set.  Returns None, and caches are off, if a pass of
+        the user has no identity.
         """
+        if not self.settings.can_be_cached:
+            return None
         identity = identity_text(replace(self, settings=self._settings_now()))
         text = "\n".join([identity, f"threads={torch.get_num_threads()}"])
         return hashlib.sha256(text.encode()).hexdigest()

@@ -176,6 +176,7 @@ def prepare(
     wanted = Context(
         splits_convolutions=context.for_budgets or not is_max,
         early=context.early or None,
+        passes=settings.joint_passes,
         has_snapshots=not settings.inputs_are_constant,
     )
     done = apply_to_joint(joint, wanted)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import fx
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf
 from compile_remat._util.size_range import Sizes
+from compile_remat._util.user_pass import UserPass
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import (
@@ -59,6 +62,7 @@ class Settings:
         inputs_are_constant: True if no tensor that a graph reads from outside changes until its backward has run; else a backward
             reads only those inputs that the backward of plain torch.compile reads.
         expandable: True if torch's CUDA allocator has expandable segments.
+        joint_passes: Passes of the user on the joint graph.
         plain_bytes: The largest peak of plain torch.compile in this process so far; set only if the budget is a fraction.
     """
 
@@ -77,6 +81,12 @@ class Settings:
     slices: int = 1
     inputs_are_constant: bool = False
     expandable: bool = field(default_factory=free_memory.has_expandable_segments)
+    joint_passes: tuple[UserPass, ...] = ()
+
+    @property
+    def can_be_cached(self) -> bool:
+        """Returns True if a cache can tell graphs under these settings from others: every pass of the user has an identity."""
+        return not without_identity(self.joint_passes)
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Returns True if the peak is limited: by a budget other than `max`, or by one of torch's ratios in its place."""
@@ -141,15 +151,32 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         device,
         config.cost_model,
         from_auto,
-        config.plan_dir,
+        _plan_dir(config),
         is_given=config.memory_budget.is_given,
         torch_ratio=joint_graph.config_ratio(),
         time_limit=config.time_limit,
         is_here=config.device == "detect" or device.name == detect(place).name,
         slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
         inputs_are_constant=config.inputs == "constant",
+        joint_passes=config.joint_passes or (),
     )
     return with_plain_bytes(settings)
+
+
+def without_identity(passes: Iterable[UserPass]) -> list[str]:
+    """Returns the names of the passes without a `uuid()`, or whose `uuid()` is None."""
+    return [each.name for each in passes if each.uuid is None]
+
+
+def _plan_dir(config: RematConfig) -> str | None:
+    """Returns the folder of pinned plans: below `plan_dir`, each set of passes has its own, and one without identity has none."""
+    passes = config.joint_passes or ()
+    if config.plan_dir is None or not passes:
+        return config.plan_dir
+    if without_identity(passes):
+        return None
+    key = hashlib.sha256("\n".join(str(each.uuid) for each in passes).encode()).hexdigest()[:16]
+    return os.path.join(config.plan_dir, f"passes-{key}")
 
 
 def with_plain_bytes(settings: Settings) -> Settings:
@@ -173,7 +200,9 @@ def settings_or_failure(
         raise
     except Exception as error:
         budget = MemoryBudget("max") if config.memory_budget.kind == "auto" else config.memory_budget
-        return Settings(budget, load_device("cpu")), f"{type(error).__name__}: {error}"
+        return Settings(
+            budget, load_device("cpu"), joint_passes=config.joint_passes or ()
+        ), f"{type(error).__name__}: {error}"
 
 
 def priced(

@@ -42,6 +42,11 @@ def left_alone(outputs: Iterable[fx.Node], plain: Iterable[fx.Node]) -> frozense
     return frozenset(outputs).difference(map(_owner, plain))
 
 
+def owners_of_outputs(joint: joint_graph.Joint) -> list[fx.Node]:
+    """The node that owns the memory of each output of the forward, in the order of the outputs."""
+    return [_owner(node) for node in joint.fwd_outputs]
+
+
 def _is_read_by_derivative(node: fx.Node, info: Any) -> bool:
     return any(not info.is_required_fw(reader) for reader in readers_of(node) if reader.op != "output")
 

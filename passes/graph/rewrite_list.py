@@ -24,6 +24,7 @@ from compile_remat.passes.graph.rewrites.second_copies import copy_values
 from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_only_inputs
 from compile_remat.passes.graph.rewrites.sibling_gradients import make_sibling_gradients_together
 from compile_remat.passes.graph.rewrites.sigmoids import separate_sigmoids
+from compile_remat.passes.graph.rewrites.user_passes import run_user_passes
 from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls
 from compile_remat.passes.graph.snapshots import add_snapshots
@@ -74,6 +75,13 @@ REWRITES = (
         lambda module, context: make_sibling_gradients_together(module, context.classified.info.tangents_closure),
         _always,
         "a gradient that is computed beside its sibling reuses memory that is held until then",
+    ),
+    Rewrite(
+        "run_user_passes",
+        Stage.JOINT,
+        lambda module, context: run_user_passes(context.classified, context.passes),
+        lambda context: bool(context.passes),
+        "the setting joint_passes asks for it",
     ),
     Rewrite(
         "mark_gradients",

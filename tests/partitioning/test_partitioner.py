@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from compile_remat._util.user_pass import UserPass
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import OpKind, Times, load_device
 from compile_remat.partitioning.partitioner import RematPartitioner, hash_of_sources, identity_text
@@ -85,6 +86,7 @@ OTHER_SETTINGS: dict[str, object] = {
     "times": Times.of({"mm": 1}),
     "time_limit": 3.0,
     "plain_bytes": 1 << 20,
+    "joint_passes": (UserPass(print, "print", "an identity"),),
 }
 """The same for the settings."""
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from torch import fx
 
 from compile_remat._torch.joint_graph import Joint
+from compile_remat._util.user_pass import UserPass
 from compile_remat.passes.problem.plan import Plan
 
 
@@ -62,6 +63,7 @@ class Context:
         splits_convolutions: True to compute a convolution's gradients one after the other: a second kernel call for a lower peak.
             `lay_gradients_out_once` then has to run on the backward if Inductor compiles it.
         early: Positions of the arguments whose gradients are to leave the backward when they are made; None if no gradient is.
+        passes: Passes of the user, in their order.
         has_snapshots: True if the backward reads snapshots in place of inputs that may change before it runs.
         plan: The plan that forward and backward were extracted for; needed in stage `EXTRACTED` alone.
         forward: The forward of the backward that is rewritten; None if the graph contains its forward.
@@ -72,6 +74,7 @@ class Context:
     joint: Joint | None = None
     splits_convolutions: bool = False
     early: Collection[int] | None = None
+    passes: tuple[UserPass, ...] = ()
     has_snapshots: bool = False
     plan: Plan | None = None
     forward: fx.GraphModule | None = None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from compile_remat.passes import Context, Stage, apply, apply_to_joint, as_in_torch
 from compile_remat.passes.graph.rewrite_list import REWRITES
@@ -31,6 +32,7 @@ joint     split_convolution_gradients
 joint     separate_sigmoids
 joint     move_weight_gradients_up
 joint     make_sibling_gradients_together
+joint     run_user_passes
 joint     mark_gradients
 joint     add_snapshots
 extracted copy_values
@@ -49,19 +51,22 @@ def test_each_reason_is_one_line() -> None:
 
 def test_what_runs_is_logged_with_its_count(caplog: pytest.LogCaptureFixture) -> None:
     """Neither convolutions, early gradients nor snapshots are asked for: these rewrites do not run."""
-    joint = as_in_torch(
-        joint_of(lambda x, w, v: (x @ w).sin() @ v, grad(4, 8), grad(8, 8), grad(8, 8)).module, num_fwd_outputs=1
-    )
+
+    def layers(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
+
+    inputs = (grad(64, 4), grad(32, 4), grad(32), grad(4, 32), grad(4))
+    joint = as_in_torch(joint_of(layers, *inputs, decompositions={}).module, num_fwd_outputs=1)
     with caplog.at_level(logging.DEBUG, "compile_remat"):
         done = apply_to_joint(joint, Context())
     assert done.count == 1 and done.joint is joint and not done.why_not
     assert_expected_inline(
         "\n".join(logged(caplog)),
         """\
-joint: replace_shape_only_inputs: 0, nodes 14 -> 14
-joint: separate_sigmoids: 0, nodes 14 -> 14
-joint: move_weight_gradients_up: 1, nodes 14 -> 14
-joint: make_sibling_gradients_together: 0, nodes 14 -> 14""",
+joint: replace_shape_only_inputs: 0, nodes 29 -> 29
+joint: separate_sigmoids: 0, nodes 29 -> 29
+joint: move_weight_gradients_up: 1, nodes 29 -> 29
+joint: make_sibling_gradients_together: 0, nodes 29 -> 29""",
     )
 
 

@@ -1,0 +1,96 @@
+"""Passes of the user on the joint graph (`joint_passes`), and the checks that each has to pass.
+
+They run after the rewrites of kernels and of their order, and before the rewrites that describe how gradients leave and inputs are
+read: a pass sees plain operators.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat._torch.input_mutation import writes_in_place
+from compile_remat._util.user_pass import UserPass
+from compile_remat.errors import PassError
+from compile_remat.passes.graph.outputs import changeable_outputs, owners_of_outputs
+from compile_remat.passes.graph.rewrites.contract import RewrittenJoint
+
+LOG = logging.getLogger("compile_remat")
+
+
+def run_user_passes(joint: joint_graph.Joint, passes: Iterable[UserPass]) -> RewrittenJoint:
+    """Run passes in their order, in place; returns how many of them changed the graph, and its new classification.
+
+    Raises:
+        PassError: A pass failed, left a graph that is not well-formed, or changed an input or the kind of an output.
+    """
+    changed = 0
+    for each in passes:
+        before, num_nodes = str(joint.module.graph), len(joint.module.graph.nodes)
+        joint = _after(each, joint)
+        changed += str(joint.module.graph) != before
+        LOG.debug("joint_passes: %s: nodes %d -> %d", each.name, num_nodes, len(joint.module.graph.nodes))
+    return RewrittenJoint(changed, joint)
+
+
+def _after(given: UserPass, joint: joint_graph.Joint) -> joint_graph.Joint:
+    """Returns the joint graph after one pass."""
+    module = joint.module
+    known, before = frozenset(module.graph.nodes), _signature(module.graph)
+    by_plain = changeable_outputs(joint) - joint.left_alone  # plain torch.compile saves these, too
+    are_by_plain = [owner in by_plain for owner in owners_of_outputs(joint)]
+    try:
+        given.run(module.graph)
+        module.graph.lint()
+    except Exception as error:
+        raise PassError(given.name, f"failed: {type(error).__name__}: {error}") from error
+    if problem := _refused(module, known) or _changed(before, _signature(module.graph)):
+        raise PassError(given.name, problem)
+    joint = joint_graph.reclassified(joint, known)
+    if joint.readable is None:  # the graph has its backward inside: no code of others runs between the two
+        return joint
+    kept = {owner for owner, is_kept in zip(owners_of_outputs(joint), are_by_plain, strict=True) if is_kept}
+    return replace(joint, left_alone=changeable_outputs(joint) - kept)
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> str:
+    """Returns the first difference of two calling conventions in words; empty if there is none."""
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name, "nothing"), after.get(name, "nothing")
+        if old != new:
+            return f"changed {name} from {old} to {new}"
+    return ""
+
+
+def _refused(module: fx.GraphModule, known: Collection[fx.Node]) -> str:
+    """Returns the first problem of a node that is not in `known`, in words; empty if there is none."""
+    written = writes_in_place(module)
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node in known:
+            continue
+        if "val" not in node.meta:
+            return f'gave its node {node.name} no meta["val"], from which the planner reads sizes'
+        if node in written:
+            return f"added {node.name}, which writes in place: a backward that recomputes would read other values"
+    return ""
+
+
+def _signature(graph: fx.Graph) -> dict[str, str]:
+    """Returns the calling convention of a graph: a description of each input and output, by a name that messages print."""
+    inputs = {f"input {k}": str(node.target) for k, node in enumerate(graph.find_nodes(op="placeholder"))}
+    returned = graph.output_node().args[0]
+    assert isinstance(returned, list | tuple)
+    return inputs | {f"output {k}": _kind(node) for k, node in enumerate(returned)}
+
+
+def _kind(returned: object) -> str:
+    """Returns shape, dtype and device of an output as text: comparing symbolic sizes could add a guard."""
+    value = returned.meta.get("val") if isinstance(returned, fx.Node) else returned
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}] on {value.device}"
+    return str(value)
