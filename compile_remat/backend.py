@@ -34,11 +34,11 @@ from compile_remat.errors import (
     without_traceback,
 )
 from compile_remat.inductor import inductor_options
-from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.entry import compile_plain
 from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.partitioning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.partitioning.partitioner import RematPartitioner, hash_of_plans, sources_hash
+from compile_remat.passes.graph.rewrites.called_regions import inline_regions
 from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import Fit, Request

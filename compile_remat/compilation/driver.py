@@ -34,7 +34,6 @@ from compile_remat.compilation.rounds import Rounds
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import is_random
 from compile_remat.errors import BudgetError, find_error, warn, without_traceback
-from compile_remat.inductor.called_regions import calls_regions, inlined_calls
 from compile_remat.inductor.entry import (
     CustomPartitionerFn,
     compile_eager,
@@ -46,6 +45,7 @@ from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Assumptions, PlainFacts, Status
+from compile_remat.passes.graph.rewrites.called_regions import calls_regions, inlined_calls
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.request import FitBelow, Resume, target_bytes_of
 from compile_remat.report import Report, record, recording, write
@@ -190,7 +190,7 @@ class Compilation:
         return enter
 
     def _options(self, partitioner: RematPartitioner) -> dict[str, Any]:
-        # With nested regions Inductor's reuse of buffers is wrong by itself; see `called_regions.calls_regions`.
+        # With nested regions Inductor's reuse of buffers is wrong by itself; see `calls_regions`.
         strict = partitioner.guarded or calls_regions(self.gm)
         inner = partitioner.guarded and computes_gradients(self.gm)
         return {

@@ -15,10 +15,10 @@ from compile_remat.compilation.early_gradients import leaf_positions
 from compile_remat.compilation.rounds import Rounds
 from compile_remat.config import RematConfig
 from compile_remat.inductor import inductor_options
-from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import PlainFacts
+from compile_remat.passes.graph.rewrites.called_regions import inline_regions, inlined_calls
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_problem import JointModule, PlanContext
 from compile_remat.planning.pipeline import plan_graph

@@ -22,8 +22,8 @@ from compile_remat._torch.version import version_problem
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
-from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
+from compile_remat.passes.graph.rewrites.called_regions import inline_regions
 from compile_remat.planning.joint_problem import JointModule
 
 

@@ -20,9 +20,9 @@ from compile_remat.errors import BudgetError, find_error, without_traceback
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import kind_of, refuse
 from compile_remat.forecast.target_step import Target
-from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.entry import without_caches
 from compile_remat.passes import PlainFacts, Problem
+from compile_remat.passes.graph.rewrites.called_regions import inline_regions
 from compile_remat.planning.settings import sizes_of
 from compile_remat.report import Report
 

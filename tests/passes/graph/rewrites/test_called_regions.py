@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import compile_remat
 from compile_remat.device import measure
-from compile_remat.inductor.called_regions import calls_regions, inline_regions, inlined_calls
+from compile_remat.passes.graph.rewrites.called_regions import calls_regions, inline_regions, inlined_calls
 from compile_remat.report import reports, reset_reports
 
 
