@@ -38,7 +38,8 @@ from compile_remat.inductor.entry import compile_plain
 from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.partitioning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.partitioning.partitioner import RematPartitioner, hash_of_plans, sources_hash
-from compile_remat.passes.graph.rewrites.called_regions import inline_regions
+from compile_remat.passes.graph.rewrite_list import apply
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
 from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import Fit, Request
@@ -122,8 +123,7 @@ def _compile_in_agreement(
     note_uncached(config)
     settings, reason = settings_or_failure(config, example_inputs, agreement)
     agreement.begin()
-    if settings.has_limit(gm):
-        inline_regions(gm)
+    apply(Stage.PROGRAM, gm, Context(inlines_regions=settings.has_limit(gm)))
     settings = priced(settings, gm, example_inputs, config, patches, agreement)
     make = functools.partial(
         partitioner_type or RematPartitioner,

@@ -18,7 +18,9 @@ from compile_remat.inductor import inductor_options
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import PlainFacts
-from compile_remat.passes.graph.rewrites.called_regions import inline_regions, inlined_calls
+from compile_remat.passes.graph.rewrite_list import apply
+from compile_remat.passes.graph.rewrites.called_regions import inlined_calls
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_problem import JointModule, PlanContext
 from compile_remat.planning.pipeline import plan_graph
@@ -44,8 +46,7 @@ def look_at_graph(
     """
     options = inductor_options.mode_options(config.mode)
     settings = settings_for(config, example_inputs)
-    if settings.has_limit(gm):
-        inline_regions(gm)
+    apply(Stage.PROGRAM, gm, Context(inlines_regions=settings.has_limit(gm)))
     settings = priced(settings, gm, example_inputs, config, options)
     observes = observes and settings.is_here and config.compiler == "inductor"
     return planned_graph(gm, example_inputs, config, settings, options, for_budgets=for_budgets, observes=observes)

@@ -23,7 +23,8 @@ from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
-from compile_remat.passes.graph.rewrites.called_regions import inline_regions
+from compile_remat.passes.graph.rewrite_list import apply
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
 from compile_remat.planning.joint_problem import JointModule
 
 
@@ -96,7 +97,7 @@ def show_graphs(
     is_cpu, has_flash = kind_of(device)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        inline_regions(gm)
+        apply(Stage.PROGRAM, gm, Context(inlines_regions=True))
         if not is_cpu:
             use_cuda_attention(gm, has_flash=has_flash)
         see(gm, example_inputs)

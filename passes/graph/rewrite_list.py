@@ -14,6 +14,7 @@ from torch import fx
 
 from compile_remat._torch.joint_graph import Joint, write_to_memory
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
+from compile_remat.passes.graph.rewrites.called_regions import inline_regions
 from compile_remat.passes.graph.rewrites.contract import Context, Rewrite, Rewritten, RewrittenJoint, Stage
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
     lay_gradients_out_once,
@@ -41,6 +42,13 @@ def _by_inductor(context: Context) -> bool:
 
 
 REWRITES = (
+    Rewrite(
+        "inline_regions",
+        Stage.PROGRAM,
+        lambda module, context: inline_regions(module),
+        lambda context: context.inlines_regions,
+        "AOTAutograd partitions the body of a called region by itself, so no plan covers it",
+    ),
     Rewrite(
         "replace_shape_only_inputs",
         Stage.JOINT,
@@ -179,7 +187,7 @@ def apply_to_joint(joint: Joint, context: Context, only: Collection[str] = ()) -
 
 
 def apply(stage: Stage, module: fx.GraphModule, context: Context) -> Rewritten:
-    """Run the rewrites of a later stage that apply, in place; logs the count of each at debug.  Returns the sum of all counts."""
+    """Run the rewrites of any other stage that apply, in place; logs the count of each at debug.  Returns the sum of all counts."""
     return Rewritten(sum(_run(r, module, context).count for r in _rewrites_of(stage) if r.applies(context)))
 
 

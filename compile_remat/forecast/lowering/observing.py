@@ -22,7 +22,8 @@ from compile_remat.forecast.fake_trace import kind_of, refuse
 from compile_remat.forecast.target_step import Target
 from compile_remat.inductor.entry import without_caches
 from compile_remat.passes import PlainFacts, Problem
-from compile_remat.passes.graph.rewrites.called_regions import inline_regions
+from compile_remat.passes.graph.rewrite_list import apply
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
 from compile_remat.planning.settings import sizes_of
 from compile_remat.report import Report
 
@@ -124,7 +125,7 @@ def observe(asked: Asked) -> Outcome:
     found: list[Outcome] = []
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        inline_regions(gm)
+        apply(Stage.PROGRAM, gm, Context(inlines_regions=True))
         if not is_cpu:
             use_cuda_attention(gm, has_flash=has_flash)
         outcome = _of_graph(gm, example_inputs, asked)

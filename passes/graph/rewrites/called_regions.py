@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from compile_remat.passes.graph.rewrites.contract import Rewritten
+
 _COUNT = "compile_remat inlined calls"
 
 
@@ -26,14 +28,15 @@ def calls_regions(module: fx.GraphModule) -> bool:
     return any(graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph) for graph in graphs)
 
 
-def inline_regions(module: fx.GraphModule) -> None:
+def inline_regions(module: fx.GraphModule) -> Rewritten:
     """Replace each call of a region by the region's body, in place, also inside of bodies and of other operators' graphs.
 
     A region with a configuration of its own (``nested_compile_region(options=...)``) stays a call.
+
+    Returns:
+        The number of calls that were replaced, those inside of bodies included.
     """
-    for child in module.children():
-        if isinstance(child, fx.GraphModule):
-            inline_regions(child)
+    inside = [inline_regions(child).count for child in module.children() if isinstance(child, fx.GraphModule)]
     calls = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
     inlined = [call for call in calls if not _body(module, call).meta.get("nested_region_config")]
     for call in inlined:
@@ -42,6 +45,7 @@ def inline_regions(module: fx.GraphModule) -> None:
         module.graph.eliminate_dead_code(lambda node: node.op != "get_attr")
         module.recompile()
     module.meta[_COUNT] = inlined_calls(module) + len(inlined)
+    return Rewritten(sum(inside) + len(inlined))
 
 
 def inlined_calls(module: fx.GraphModule) -> int:

@@ -16,6 +16,9 @@ from compile_remat.passes.problem.plan import Plan
 class Stage(StrEnum):
     """The graphs that rewrites change, in the order in which a compilation has them."""
 
+    PROGRAM = "program"
+    """The graph that Dynamo made of the user's code, before AOTAutograd adds a backward."""
+
     JOINT = "joint"
     """The joint graph, before it is planned."""
 
@@ -60,6 +63,7 @@ class Context:
     Attributes:
         joint: The joint graph with its classification: the graph itself in stage `JOINT`, later the graph that forward and backward
             were extracted from.  None for a graph that was extracted from none.
+        inlines_regions: True to plan the bodies of called regions as a part of the graph.
         splits_convolutions: True to compute a convolution's gradients one after the other: a second kernel call for a lower peak.
             `lay_gradients_out_once` then has to run on the backward if Inductor compiles it.
         early: Positions of the arguments whose gradients are to leave the backward when they are made; None if no gradient is.
@@ -72,6 +76,7 @@ class Context:
     """
 
     joint: Joint | None = None
+    inlines_regions: bool = False
     splits_convolutions: bool = False
     early: Collection[int] | None = None
     passes: tuple[UserPass, ...] = ()

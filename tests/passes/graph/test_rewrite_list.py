@@ -27,6 +27,7 @@ def test_the_list() -> None:
     assert_expected_inline(
         "\n".join(f"{rewrite.stage:9} {rewrite.name}" for rewrite in REWRITES),
         """\
+program   inline_regions
 joint     replace_shape_only_inputs
 joint     split_convolution_gradients
 joint     separate_sigmoids
