@@ -56,7 +56,6 @@ __all__ = [
     "RegionFacts",
     "SearchOptions",
     "SlicedProduct",
-    "Stage",
     "Status",
     "Step",
     "Timeline",
