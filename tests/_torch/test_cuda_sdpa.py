@@ -42,7 +42,7 @@ def _text(value: object) -> str:
 
 
 def traced(name: str, device: str = "h100-sxm", dtype: str = "bf16") -> fx.GraphModule:
-    return trace(Builder(f"tests.planned_models:{name}", dtype=dtype), load_device(device)).joint.module
+    return trace(Builder(f"tests.planned_models:{name}", dtype=dtype), load_device(device)).given.module
 
 
 def test_half_precision_without_a_mask_is_flash_attention() -> None:
