@@ -42,6 +42,7 @@ from compile_remat.inductor.entry import (
 )
 from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.inductor.observe import Observer
+from compile_remat.inductor.suppressed_errors import unlogged
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Assumptions, PlainFacts, Status
@@ -359,7 +360,7 @@ def _entered(
     enter: Callable[..., Compiled], partitioner: RematPartitioner, observer: Observer | None, readings: Readings | None
 ) -> Compiled:
     """Compile; raises the exception by which `readings` left Inductor, even if torch has suppressed this exception."""
-    with collector_paused():
+    with collector_paused(), unlogged(PlanRefused, PlanTaken):
         compiled = enter(partitioner, observer, readings)
     if readings is not None and readings.left is not None:
         raise readings.left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -170,7 +171,14 @@ def test_where_the_code_needs_more_it_is_planned_again(
 def test_a_refusal_holds_where_torch_suppresses_errors_of_a_backward(
     monkeypatch: pytest.MonkeyPatch, fastest_bytes: int
 ) -> None:
-    """For varying sizes torch compiles the backward early and suppresses its errors: the refused plan ran, above its budget."""
+    """For varying sizes torch compiles the backward early and suppresses its errors: the refused plan ran, above its budget.
+
+    Torch logs such an error with its traceback, which a refused plan is none of.
+    """
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("torch._functorch._aot_autograd.graph_compile"), "handlers", [handler])
     seen = _inflate(monkeypatch, 1.15)
     model = Chain()
     call = torch.compile(
@@ -183,6 +191,7 @@ def test_a_refusal_holds_where_torch_suppresses_errors_of_a_backward(
     (report,) = compile_remat.reports()
     assert report.rounds > 1 and report.observed_peak_bytes is not None and report.budget_bytes is not None
     assert seen[0] > report.budget_bytes >= report.observed_peak_bytes
+    assert not [record.getMessage() for record in logged if "eagerly compile backwards" in record.getMessage()]
 
 
 def test_only_the_last_compilation_is_built_and_gives_the_gradients(

@@ -10,8 +10,9 @@ from expecttest import assert_expected_inline
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from compile_remat.passes import Context, Stage, apply, apply_to_joint, as_in_torch
-from compile_remat.passes.graph.rewrite_list import REWRITES
+from compile_remat.passes.graph.normalise import as_in_torch
+from compile_remat.passes.graph.rewrite_list import REWRITES, apply, apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context, Stage
 from tests.passes.joint import joint_of, text
 
 

@@ -13,8 +13,10 @@ from torch import Tensor, fx
 from compile_remat._torch import joint_graph
 from compile_remat._util.user_pass import UserPass
 from compile_remat.errors import PassError
-from compile_remat.passes import Context, apply_to_joint, as_in_torch
+from compile_remat.passes.graph.normalise import as_in_torch
 from compile_remat.passes.graph.outputs import changeable_outputs, left_alone
+from compile_remat.passes.graph.rewrite_list import apply_to_joint
+from compile_remat.passes.graph.rewrites.contract import Context
 from compile_remat.passes.graph.rewrites.user_passes import run_user_passes
 from compile_remat.passes.graph.snapshots import readable_inputs
 from tests.passes.joint import check_rewrite, joint_of
