@@ -16,6 +16,7 @@ from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import find_error, warn
 from compile_remat.inductor.entry import CustomPartitionerFn, compile_with_partitioner, without_partition_cache
 from compile_remat.inductor.light_code.graph_state import ProcessCounts
+from compile_remat.inductor.suppressed_errors import unlogged
 from compile_remat.passes import PlainFacts
 
 WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -54,7 +55,7 @@ def lowered_plain(
     before, emissions = ProcessCounts(), Emissions()
     reason = "its code is not understood"
     try:
-        with collector_paused(), without_partition_cache():
+        with collector_paused(), without_partition_cache(), unlogged(PlanTaken):
             compile_with_partitioner(
                 gm,
                 example_inputs,

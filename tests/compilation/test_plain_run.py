@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,21 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(driver, "lowered_plain", seen)
     return found
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_sizes_that_vary_leave_no_traceback_in_torchs_log(monkeypatch: pytest.MonkeyPatch, lowered: list[Any]) -> None:
+    """Torch compiles such a backward early, and logs the exception by which reading leaves it."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: logged.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger("torch._functorch._aot_autograd.graph_compile"), "handlers", [handler])
+    torch.compiler.reset()
+    clear_process_state()
+    model = chain()
+    step = torch.compile(lambda x: model(x) * x.shape[0], backend="remat", dynamic=True, options={"memory_budget": 0.9})
+    step(X).sum().backward()
+    assert lowered[0] is not None and not [text for text in logged if "eagerly compile backwards" in text]
 
 
 def test_a_fraction_is_of_the_code_of_plain(lowered: list[Any]) -> None:
