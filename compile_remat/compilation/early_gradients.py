@@ -1,4 +1,7 @@
-"""Decides before compilation if the gradients of a graph may leave its backward early."""
+"""Decides before compilation if the gradients of a graph may leave its backward early.
+
+The rewrite is `passes.graph.rewrites.early_gradients`, whose docstring names the other parts.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A delivery carries only positions.  The parameter is found through the running autograd node, so cached code serves any model.
 If autograd would do more than accumulate into a leaf, the gradient is handed back: the backward returns it at its end, as usual.
-This is decided for each gradient before anything of its parameter has changed.
+This is decided for each gradient before anything of its parameter has changed.  The rewrite of the graph is
+`passes.graph.rewrites.early_gradients`, whose docstring names the other parts.
 """
 
 from __future__ import annotations

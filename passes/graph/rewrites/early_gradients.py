@@ -11,6 +11,9 @@ force the step to memory, because the operator may change the parameter.
 An argument that the forward returns, itself or as a view, keeps its gradient to the end: autograd passes such an output around the
 graph, and code outside of the graph contributes to the gradient later.
 
+The other parts: `compilation.early_gradients` decides if a graph's gradients may leave early, `_torch.delivery` has the operators,
+`inductor.early_backward` the early compilation of a backward, and `runtime.early_gradients` hands each gradient to its parameter.
+
 A gradient is copied when it leaves if it does not own its memory: two parameters share it, it is a part of a larger tensor, or it
 is an input of the graph.
 """
