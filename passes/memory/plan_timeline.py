@@ -13,6 +13,7 @@ from compile_remat.passes.memory.plan_spans import Span, backward_spans
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
+from compile_remat.passes.problem.tags import obeying
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,11 @@ def peak_bytes_of(problem: Problem, saved: Sequence[str], again: Sequence[str] =
 
 
 def candidate_of(problem: Problem, names: Sequence[str], again: Sequence[str]) -> Candidate:
-    """Simulates the plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`."""
+    """Simulates the plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`.
+
+    The user's tags pin nothing here: the plan may have set some of them aside.
+    """
+    problem = obeying(problem, ())
     index = {v.name: i for i, v in enumerate(problem.values)}
     unknown = [name for name in names if name not in index]
     if unknown:

@@ -93,7 +93,7 @@ class PlanPictures:
 
     def _candidate(self, plan: Plan) -> Candidate:
         """Simulates the plan on the problem without tags, because the plan may have set tags aside."""
-        return candidate_of(obeying(self.problem, ()), plan.saved, plan.again)
+        return candidate_of(self.problem, plan.saved, plan.again)
 
     def _other_levels(self) -> tuple[Levels, Levels]:
         if self.plain is None:

@@ -18,7 +18,6 @@ HAS_OWN_CUT = hasattr(joint_graph.P, "minimum_cut")
 @pytest.mark.skipif(HAS_OWN_CUT, reason="this torch has a fast cut, and is asked itself")
 @pytest.mark.parametrize("name", ["gpt", "resnet", "unet", "recurrent"])
 def test_the_nodes_are_those_of_torchs_chooser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All 18 models at full size: `python -m benchmarks.plain`."""
     chosen, priced = [], []
     price = joint_graph.P.estimate_runtime
 
@@ -26,16 +25,17 @@ def test_the_nodes_are_those_of_torchs_chooser(name: str, monkeypatch: pytest.Mo
         priced.append(node)
         return price(node)
 
-    def both(joint: Any) -> Any:
+    def both(joint: Any, budgets: Any) -> Any:
         joint_graph.mark_distances(joint)
         with monkeypatch.context() as patched:
             patched.setattr(joint_graph.P, "estimate_runtime", noting)
             choose = joint_graph._chooser()
         ours = [list(choose(joint.module.graph, joint.info, memory_budget=budget)) for budget in BUDGETS]
         chosen.append((ours, [joint_graph.torch_choice(joint, budget) for budget in BUDGETS]))
-        return ours[0]
+        assert budgets == BUDGETS[:1]
+        return ours[:1]
 
-    monkeypatch.setattr(joint_graph, "plain_choice", both)
+    monkeypatch.setattr(joint_graph, "torch_choices", both)
     case = models.build(name, scale=models.TOY_SCALE)
     look(case.module, case.inputs, memory_budget="max", device="cpu")
     ((ours, torchs),) = chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import compile_remat
 from compile_remat import BudgetError, PlannerWarning
@@ -165,6 +167,33 @@ def test_where_the_code_needs_more_it_is_planned_again(
     assert report.plan is not None and report.budget_bytes == budget_bytes == report.plan.budget_bytes
     assert is_explained or report.plan.peak_bytes <= budget_bytes / 1.15 * 1.01
     assert ("planned for" in report.message) == (not is_explained)
+
+
+class Checkpointed(nn.Module):
+    """Layers inside of ``torch.utils.checkpoint``, whose tags a low budget sets aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(lambda y, layer=layer: torch.sin(layer(y)).exp(), x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.usefixtures("empty_kernels")
+@pytest.mark.parametrize("budget", [0.6, 0.4])
+def test_checkpoints_that_are_set_aside_are_no_error_below_the_floor(budget: float) -> None:
+    torch.manual_seed(0)
+    call = torch.compile(Checkpointed(), backend=remat, options={"memory_budget": budget})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlannerWarning)
+        warnings.filterwarnings("ignore", rf"compile_remat: memory_budget = {budget} allows", PlannerWarning)
+        call(torch.randn(16, 8, requires_grad=True)).sum().backward()
+    (report,) = compile_remat.reports()
+    assert report.plan is not None and report.observed_peak_bytes is not None and report.budget_bytes is not None
+    assert report.observed_peak_bytes <= report.budget_bytes or "; this is the lowest plan" in report.message
 
 
 @pytest.mark.usefixtures("empty_kernels")

@@ -12,7 +12,17 @@ from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.plan_timeline import Timeline, timeline, timeline_of
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.plan import Plan, Status
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, Origin, Problem, Step, Value
+from compile_remat.passes.problem.problem import (
+    CONSTANT,
+    EXTERN,
+    ITEM,
+    PREFER_RECOMPUTE,
+    RECOMPUTE,
+    Origin,
+    Problem,
+    Step,
+    Value,
+)
 from tests.oracles.random_problems import Shape, problems, seeded_problem
 from tests.oracles.slow_walk import slow_run
 
@@ -46,6 +56,12 @@ def report(found: Timeline) -> str:
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_may_have_set_a_tag_aside() -> None:
+    free = chain()
+    values = tuple(replace(v, pin=RECOMPUTE, tag=PREFER_RECOMPUTE) if v.name == "b" else v for v in free.values)
+    assert timeline(replace(free, values=values), plan_saving("a", "b")) == timeline(free, plan_saving("a", "b"))
 
 
 def test_a_plan_that_saves_a_tuple_is_refused() -> None:
