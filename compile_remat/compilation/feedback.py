@@ -14,7 +14,7 @@ from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import NotUnderstood
 from compile_remat.passes import Status
-from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, source_of
+from compile_remat.planning.budget_source import EffectiveBudget, below_floor_text, source_of
 from compile_remat.planning.request import LOWEST, Request, target_bytes_of
 from compile_remat.planning.settings import Settings
 from compile_remat.report import Report, joined
@@ -136,21 +136,30 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         return [replace(report, message=joined(report.message, text)) for report in reports]
     report = reports[0]
     assert report.budget_bytes is not None
-    needed = format_bytes(report.budget_bytes + excess_bytes)
-    text = f"Inductor's code needs {needed}, which is {format_bytes(excess_bytes)} too much"
     if is_lowest(report):
         check_floor(report, settings)
-        text = f"{_allowed(report, settings)}, which is less than the lowest reachable peak ({needed}); this is the lowest plan"
+        return [_below_floor(report, settings, report.budget_bytes + excess_bytes)]
+    needed = format_bytes(report.budget_bytes + excess_bytes)
+    text = f"Inductor's code needs {needed}, which is {format_bytes(excess_bytes)} too much"
     warn(text)
     return [replace(report, message=joined(report.message, text))]
 
 
-def _allowed(report: Report, settings: Settings) -> str:
-    """The origin and the bytes of a budget that may be exceeded: `auto`, a fraction, or one of torch's ratios."""
+def _below_floor(report: Report, settings: Settings, needed_bytes: int) -> Report:
+    """The report of the lowest plan, with a message about a budget that may be exceeded: `auto`, a fraction, one of torch's ratios.
+
+    If the planner has said so already, its floor gives way to the bytes that the code needs; else there is a warning.
+    """
     source = source_of(settings.budget, from_auto=settings.from_auto) or "torch's activation memory budget"
     plain_bytes = report.plain.peak_bytes if report.plain is not None and not settings.from_auto else 0
-    assert report.budget_bytes is not None
-    return allowed_text(EffectiveBudget(settings.budget, source=source, plain_bytes=plain_bytes), report.budget_bytes)
+    budget = EffectiveBudget(settings.budget, source=source, plain_bytes=plain_bytes)
+    assert report.budget_bytes is not None and report.plan is not None
+    text = below_floor_text(budget, report.budget_bytes, needed_bytes)
+    planned = below_floor_text(budget, report.budget_bytes, report.plan.peak_bytes)
+    if planned in report.message:
+        return replace(report, message=report.message.replace(planned, text))
+    warn(text)
+    return replace(report, message=joined(report.message, text))
 
 
 def check_floor(lowest: Report, settings: Settings, error: BudgetError | None = None) -> None:

@@ -15,6 +15,7 @@ from compile_remat.compilation.readings import PlanTaken, Readings
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import find_error, warn
 from compile_remat.inductor.entry import CustomPartitionerFn, compile_with_partitioner, without_partition_cache
+from compile_remat.inductor.install import joint_keywords
 from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.inductor.suppressed_errors import unlogged
 from compile_remat.passes import PlainFacts
@@ -29,12 +30,7 @@ class PlainPartitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return joint_graph.plain_partition(
-            gm,
-            joint_inputs,
-            num_fwd_outputs=kwargs["num_fwd_outputs"],
-            static_lifetime_input_indices=kwargs.get("static_lifetime_input_indices"),
-        )
+        return joint_graph.plain_partition(gm, joint_inputs, **joint_keywords(kwargs))
 
     def uuid(self) -> object:
         """A constant, as this partitioner has no settings."""

@@ -31,6 +31,11 @@ _replaced: dict[str, Any] = {}
 """The values of Inductor's settings before `set_global_partitioner`."""
 
 
+def joint_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those keyword arguments of a partitioner that tell the outputs of a joint graph from its gradients."""
+    return {name: given.get(name) for name in ("num_fwd_outputs", "static_lifetime_input_indices")}
+
+
 class InferencePass(CustomGraphPass):
     """Rewrites graphs that are compiled for inference, for which Inductor calls no partitioner.
 

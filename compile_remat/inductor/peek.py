@@ -16,6 +16,7 @@ from torch import fx
 
 from compile_remat._torch.version import private_name
 from compile_remat.inductor.entry import CustomPartitionerFn, compile_eager, compile_with_partitioner
+from compile_remat.inductor.install import joint_keywords
 
 T = TypeVar("T")
 
@@ -36,9 +37,8 @@ class _Look(CustomPartitionerFn):
         self.found: Any = None
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
-        keywords = {name: kwargs.get(name) for name in ("num_fwd_outputs", "static_lifetime_input_indices")}
         assert self.see is not None
-        self.found = self.see(gm, keywords)
+        self.found = self.see(gm, joint_keywords(kwargs))
         raise _Left
 
     def uuid(self) -> object:

@@ -19,6 +19,7 @@ from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.size_range import Sizes
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
+from compile_remat.inductor.install import joint_keywords
 from compile_remat.partitioning.inner_planning import with_copies_in_backward
 from compile_remat.partitioning.joint_split import split, split_without_planner
 from compile_remat.passes import NOTHING_ASSUMED, Assumptions
@@ -65,10 +66,7 @@ class RematPartitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split the joint graph (Inductor passes ``num_fwd_outputs``, ``static_lifetime_input_indices``, ``compiler``)."""
-        keywords: dict[str, Any] = {
-            "num_fwd_outputs": kwargs["num_fwd_outputs"],
-            "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
-        }
+        keywords = joint_keywords(kwargs)
         if self.fallback:
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         by_inductor = kwargs.get("compiler") == "inductor"

@@ -111,3 +111,11 @@ def allowed_text(effective: EffectiveBudget, budget_bytes: int) -> str:
     """Returns the text of a message about a budget that may be exceeded: its origin and its bytes."""
     base = f" (of {format_bytes(effective.plain_bytes)} under plain torch.compile)" if effective.plain_bytes else ""
     return f"{effective.source} allows {format_bytes(budget_bytes)}{base}"
+
+
+def below_floor_text(effective: EffectiveBudget, budget_bytes: int, floor_bytes: int) -> str:
+    """Returns the text of a message about a budget that may be exceeded, and that even the lowest plan exceeds."""
+    return (
+        f"{allowed_text(effective, budget_bytes)}, which is less than the lowest reachable peak "
+        f"({format_bytes(floor_bytes)}); this is the lowest plan"
+    )

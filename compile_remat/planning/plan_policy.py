@@ -18,7 +18,7 @@ from compile_remat.errors import (
 from compile_remat.passes import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, Plan, Planner, Problem, Value
 from compile_remat.passes.problem.constant_inputs import has_snapshots, without_snapshots
 from compile_remat.passes.problem.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
-from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of
+from compile_remat.planning.budget_source import EffectiveBudget, below_floor_text, bytes_of
 from compile_remat.planning.request import ChosenPlan, Replay
 
 LOWER, FASTER = 0.99, 0.005
@@ -51,10 +51,7 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
     error = _conflict(planner, plan, budget_bytes, effective.budget.written)
     if not effective.source:
         raise error
-    message = (
-        f"{allowed_text(effective, budget_bytes)}, which is less than the lowest reachable peak "
-        f"({format_bytes(plan.peak_bytes)}); this is the lowest plan"
-    )
+    message = below_floor_text(effective, budget_bytes, plan.peak_bytes)
     if isinstance(error, TagConflictError):
         message += f", and without MUST_SAVE and MUST_RECOMPUTE it would be {format_bytes(error.free_floor_bytes)}"
     warn(message)

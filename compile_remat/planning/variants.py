@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat._util.units import format_bytes
@@ -50,29 +50,21 @@ class Variants:
         if self.slices == SLICES["off"]:
             return
         for number in NUMBERS if self.slices == SLICES["auto"] else (self.slices,):
-            graph = self._given.copied(is_on_cpu=self.is_on_cpu)
-            yield self._variant(
-                slice_largest(
-                    graph.module,
-                    number,
-                    num_fwd_outputs=graph.num_fwd_outputs,
-                    static_lifetime_input_indices=graph.static_lifetime_input_indices,
-                )
-            )
+            yield self._variant(slice_largest, number)
 
     def with_products(self, products: tuple[SlicedProduct, ...]) -> Variant:
         """Returns the graph with exactly these products in slices, as far as it has them."""
-        graph = self._given.copied(is_on_cpu=self.is_on_cpu)
-        return self._variant(
-            slice_products(
-                graph.module,
-                products,
-                num_fwd_outputs=graph.num_fwd_outputs,
-                static_lifetime_input_indices=graph.static_lifetime_input_indices,
-            )
-        )
+        return self._variant(slice_products, products)
 
-    def _variant(self, sliced: SlicedGraph) -> Variant:
+    def _variant(self, rewrite: Callable[..., SlicedGraph], wanted: object) -> Variant:
+        """Returns a copy of the graph after `rewrite`, which takes the module, `wanted`, and how to tell outputs from gradients."""
+        graph = self._given.copied(is_on_cpu=self.is_on_cpu)
+        sliced = rewrite(
+            graph.module,
+            wanted,
+            num_fwd_outputs=graph.num_fwd_outputs,
+            static_lifetime_input_indices=graph.static_lifetime_input_indices,
+        )
         return Variant(replace(self._given, module=sliced.module), sliced.products, sliced.left, is_whole=False)
 
 

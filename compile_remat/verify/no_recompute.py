@@ -10,6 +10,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
 from compile_remat.inductor.entry import CustomPartitionerFn
+from compile_remat.inductor.install import joint_keywords
 from compile_remat.passes.graph.pins import must_be_saved
 
 
@@ -35,10 +36,7 @@ class NoRecomputePartitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph; Inductor calls this for the bodies of nested regions first and for the whole graph last."""
-        keywords: dict[str, Any] = {
-            "num_fwd_outputs": kwargs["num_fwd_outputs"],
-            "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
-        }
+        keywords = joint_keywords(kwargs)
         joint = joint_graph.prepare(gm, **keywords)
         self.ran = True
         self.mutated = joint_graph.mutated_arguments(joint)
