@@ -25,7 +25,7 @@ from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat._util.size_range import SizeRange as SizeRange
 from compile_remat.budget import MemoryBudget
 from compile_remat.compilation.caveats import note_uncached, planned_inside
-from compile_remat.compilation.driver import INNER_OPTIONS, NO_CACHES, STRICT_OPTIONS
+from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
 from compile_remat.compilation.looking import look_at_graph
 from compile_remat.config import RematConfig as RematConfig
 from compile_remat.doors import warn_of_settings_left_aside
@@ -53,6 +53,7 @@ from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
 from compile_remat.forecast.mesh.rank_figures import RankForecast as RankForecast, RankGraph as RankGraph
 from compile_remat.forecast.mesh.step_moments import StepMoment as StepMoment
 from compile_remat.inductor import inductor_options
+from compile_remat.inductor.entry import NO_CACHES
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.passes import (
     Plan as Plan,

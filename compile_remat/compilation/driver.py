@@ -35,6 +35,7 @@ from compile_remat.config import RematConfig
 from compile_remat.cost_models import is_random
 from compile_remat.errors import BudgetError, find_error, warn, without_traceback
 from compile_remat.inductor.entry import (
+    NO_CACHES,
     CustomPartitionerFn,
     compile_eager,
     compile_with_partitioner,
@@ -64,9 +65,6 @@ kernels anew by such an estimate: with blocks that run twice in one graph, the e
 INNER_OPTIONS = {"reorder_for_locality": False}
 """Options for a graph that computes gradients itself.  By default, Inductor moves each node of an inference graph down to its first
 reader.  A gradient's first reader is the end of the graph, so that all inputs of the gradients would live until then."""
-
-NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-"""Options for passes of the user without an identity: Inductor's graph cache is off, and so is AOTAutograd's, which needs it."""
 
 _REGIONS = itertools.count(1)
 

@@ -14,14 +14,16 @@ from compile_remat.compilation.feedback import Emissions
 from compile_remat.compilation.readings import PlanTaken, Readings
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import find_error, warn
-from compile_remat.inductor.entry import CustomPartitionerFn, compile_with_partitioner, without_partition_cache
+from compile_remat.inductor.entry import (
+    NO_CACHES,
+    CustomPartitionerFn,
+    compile_with_partitioner,
+    without_partition_cache,
+)
 from compile_remat.inductor.install import joint_keywords
 from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.inductor.suppressed_errors import unlogged
 from compile_remat.passes import PlainFacts
-
-WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-"""Options under which Inductor lowers every graph, as code that comes out of a cache has no facts."""
 
 
 class PlainPartitioner(CustomPartitionerFn):
@@ -56,7 +58,7 @@ def lowered_plain(
                 gm,
                 example_inputs,
                 PlainPartitioner(),
-                {**patches, **WITHOUT_CACHES},
+                {**patches, **NO_CACHES},
                 guarded=False,
                 observer=emissions,
                 before_code=Readings(seen.append, sizes, stops=True),

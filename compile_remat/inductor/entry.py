@@ -26,6 +26,9 @@ from compile_remat.inductor.observe import GraphRewrite, Observer, observed
 from compile_remat.inductor.plan_guard import guarded as under_guard
 from compile_remat.inductor.plan_guard import watched
 
+NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+"""Options that turn Inductor's cache of graphs off, and so AOTAutograd's, which needs it: every graph is lowered."""
+
 
 def _as_it_is(graph: fx.GraphModule) -> fx.GraphModule:
     return graph
@@ -131,5 +134,5 @@ def without_partition_cache() -> Iterator[None]:
 @contextmanager
 def without_caches() -> Iterator[None]:
     """Turns torch's caches of partitions and graphs off inside: graphs are partitioned and lowered anew, and nothing is stored."""
-    with without_partition_cache(), inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
+    with without_partition_cache(), inductor_config.patch(NO_CACHES):
         yield
