@@ -228,8 +228,7 @@ def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_stil
     assert users.num_graphs >= 4
     monkeypatch.setattr(plan_guard, "move_kernels", lambda nodes: nodes)
     with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
-        least = 1.15 if torch.__version__.startswith("2.11") else 1.2
-        assert ours * least < scheduled_bytes()
+        assert ours * 1.15 < scheduled_bytes()  # of the lowest plan that is found in Inductor's own order
 
 
 def test_what_calls_of_a_region_give_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
