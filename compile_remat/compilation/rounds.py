@@ -20,7 +20,7 @@ from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.passes import Assumptions, Plan, Status
 from compile_remat.passes.memory.observed_plans import assumptions_after, largest_at_peak
 from compile_remat.passes.pictures.plan_pictures import PlanPictures
-from compile_remat.planning.request import LOWEST, Fit, FitBelow
+from compile_remat.planning.request import LOWEST, Fit, FitBelow, SharedOption
 from compile_remat.planning.searches import Searches
 from compile_remat.report import Report
 
@@ -254,7 +254,7 @@ class Rounds:
             BudgetError: The given error, if nothing is left to try.
         """
         is_repeated = self._error is not None or type(error) is not BudgetError
-        if is_repeated or not isinstance(self.partitioner.request, Fit):
+        if is_repeated or not isinstance(self.partitioner.request, Fit | SharedOption):
             raise error
         self._error, self._is_for_lowest = error, True
         self.partitioner = replace(self.partitioner, request=LOWEST)

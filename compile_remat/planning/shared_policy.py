@@ -7,10 +7,7 @@ from dataclasses import replace
 
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import format_bytes
-from compile_remat.errors import (
-    SharedBudgetError,
-    warn,
-)
+from compile_remat.errors import BudgetError, SharedBudgetError, warn
 from compile_remat.passes import (
     Planner,
     PlanOption,
@@ -35,7 +32,8 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         plain: Plain torch.compile's plan option for the region.
 
     Raises:
-        SharedBudgetError: No option fits beside the bytes that the other regions hold.
+        BudgetError: No option fits, even though no other region holds bytes.
+        SharedBudgetError: No option fits beside the bytes that the other regions hold, or for all calls of the region.
     """
     calls = [RegionCall(0, request.gradient_bytes)] * max(1, request.calls)
     is_fraction = effective.budget.kind == "fraction"
@@ -65,6 +63,8 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         return choice  # the bytes of the fraction are known only with the graphs to come
     if not effective.source and not request.may_miss:
         largest, written = choice.plan.largest, effective.budget.written
+        if not request.calls and not request.others_bytes:
+            raise BudgetError(limit_bytes, peak_bytes, largest, written)  # the graph needs too much by itself
         raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(calls), written)
     allowed = allowed_text(replace(effective, source=effective.source or "memory_budget"), limit_bytes)
     text = f"{allowed}, and the graphs of this step need {format_bytes(peak_bytes)}"

@@ -303,8 +303,9 @@ def no_plan_fits() -> BudgetError:
     return error
 
 
-def test_where_the_planner_knows_of_no_plan_that_fits_its_lowest_is_looked_at() -> None:
-    rounds = rounds_for(BYTES)
+@pytest.mark.parametrize("asked", [Fit(), SharedOption()], ids=["alone", "the first graph of a step"])
+def test_where_the_planner_knows_of_no_plan_that_fits_its_lowest_is_looked_at(asked: Request) -> None:
+    rounds = rounds_for(BYTES, asked)
     rounds.failed(no_plan_fits())
     assert rounds.partitioner.request == LOWEST
     report = planned(rounds, 1100, 1100)
@@ -380,7 +381,7 @@ def test_a_budget_that_may_be_missed_takes_the_lowest(budget: MemoryBudget, sett
         (Fit(), TagConflictError(1000, 1100)),
         (Fit(), SharedBudgetError(1000, 1100)),
         (FitBelow(900), BudgetError(1000, 1100)),
-        (SharedOption(), BudgetError(1000, 1100)),
+        (SharedOption(), SharedBudgetError(1000, 1100)),
         (Replay(("mm",)), BudgetError(1000, 1100)),
     ],
 )

@@ -215,6 +215,12 @@ def test_below_what_the_step_needs_is_an_error() -> None:
     assert caught.value.floor_bytes > caught.value.budget_bytes
 
 
+def test_a_first_graph_that_needs_too_much_by_itself_is_an_error_of_this_graph() -> None:
+    with pytest.raises(BudgetError, match="the lowest reachable peak of this graph") as caught:
+        Steps("by block", "500KiB", compiler="eager").step()
+    assert not isinstance(caught.value, SharedBudgetError)
+
+
 @pytest.mark.proof
 @pytest.mark.usefixtures("empty_kernels")
 def test_copies_of_weights_are_held_while_other_graphs_run() -> None:
