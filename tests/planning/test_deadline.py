@@ -198,7 +198,7 @@ def test_a_stopped_plan_runs_and_is_kept_nowhere(
         (report,) = compile_remat.reports()
         assert (report.from_cache, report.message, said) == (from_cache, "", [])
         assert counters["aot_autograd"]["autograd_cache_saved"] == 1
-    assert len(side_files(tmp_path)) == 1
+    assert len(side_files(tmp_path)) == 2  # one with plain's facts, and one that leads another process there
 
 
 @pytest.mark.usefixtures("empty_kernels")
