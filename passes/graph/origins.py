@@ -18,6 +18,8 @@ NO_REGIONS: Mapping[int | None, int] = MappingProxyType({})
 TEXTS = 4096
 """Cache size for parsed paths and stack traces: nodes of one layer share them, and so do the problems of one graph."""
 
+_COMPILED_MODULE = re.compile(r"L\['\w+'\](\[\d+\])?(?=\.)")
+
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -34,10 +36,21 @@ def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> 
     dtype = ""
     if isinstance(value, torch.Tensor):
         shape, dtype = sizes.hint_shape(value), str(value.dtype).removeprefix("torch.")
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = str(list(stack.values())[-1][0]) if stack else ""
+    paths = module_paths(node)
     line = _last_line(node.meta.get("stack_trace") or "")
-    return Origin(shape, dtype, plain_path(path), line, regions.get(joint_graph.region_of(node), 0))
+    return Origin(shape, dtype, paths[-1] if paths else "", line, regions.get(joint_graph.region_of(node), 0))
+
+
+def module_paths(node: fx.Node) -> list[str]:
+    """The modules that a node lies in, the outermost first, as the user names them: ``["blocks.0", "blocks.0.up"]``.
+
+    A compiled module is itself no entry of Dynamo's stack, and its paths begin with what its forward calls it (``L['self']``,
+    ``L['args'][0]``): that beginning is left out.  A function's argument is an entry, and stays: ``generator.blocks.0``.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [str(entry[0]) for entry in stack.values()]
+    compiled = _COMPILED_MODULE.match(paths[0]) if paths else None
+    return [plain_path(path.removeprefix(compiled[0]) if compiled else path) for path in paths]
 
 
 @functools.lru_cache(maxsize=TEXTS)

@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from compile_remat._torch.ranks.ddp_buckets import buckets_under_ddp
-from compile_remat.passes.graph.origins import plain_path
+from compile_remat.passes.graph.origins import module_paths
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ def _numbered(graph: fx.Graph, blocks: Sequence[str]) -> tuple[dict[fx.Node, int
 
 def _block_of(node: fx.Node, blocks: Sequence[str]) -> str:
     """Returns the block that a node lies in, or the nodes of its own subgraph (a checkpoint's); empty if in none."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [plain_path(str(entry[0])) for entry in stack.values()]
-    for path in paths:
+    for path in module_paths(node):
         for block in blocks:
             if path == block or path.startswith(f"{block}."):
                 return block
