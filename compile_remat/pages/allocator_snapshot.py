@@ -19,29 +19,33 @@ ALIGNMENT_BYTES = 512
 FIRST_ADDRESS = 0x7F0000000000
 
 
-def memory_snapshot(figures: PageFigures) -> dict[str, Any]:
+def memory_snapshot(figures: PageFigures, measured: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns the allocations and frees of the plan, node by node, and one segment with the buffers.
 
     Each buffer has its own address, by which the viewer tells buffers apart; workspaces share the last address.  In the segment
-    those are active that are live at the end.
+    those are active that are live at the end.  The plan is the device after those of `measured`; the viewer shows one at a time.
+
+    Args:
+        measured: A snapshot of the allocator during a real step, as ``torch.cuda.memory._snapshot()`` returns it.
 
     Raises:
-        ValueError: The tensors of the plan are unknown.
+        ValueError: The tensors of the plan are unknown, or `measured` is no snapshot.
     """
     step = figures.known_step()
     sizes = (-(-t.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in step.tensors)
     *addresses, workspace = accumulate(sizes, initial=FIRST_ADDRESS)
     end = workspace + max(step.live_bytes)
     segment = _event("segment_alloc", FIRST_ADDRESS, end - FIRST_ADDRESS, 0, [])
-    return {
-        "segments": [_segment(step, [*addresses, workspace, end])],
-        "device_traces": [[segment, *_events(step, addresses, workspace)]],
-        "allocator_settings": {},
-        "external_annotations": [],
-    }
+    trace = [segment, *_events(step, addresses, workspace)]
+    empty: dict[str, Any] = {"segments": [], "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+    beside = empty if measured is None else measured
+    if not isinstance(beside, dict) or not {"segments", "device_traces"} <= beside.keys():
+        raise ValueError("measured is no snapshot: give what torch.cuda.memory._snapshot() returns")
+    own = _segment(step, [*addresses, workspace, end], device=len(beside["device_traces"]))
+    return {**beside, "segments": [*beside["segments"], own], "device_traces": [*beside["device_traces"], trace]}
 
 
-def _segment(step: StepFigures, bounds: Sequence[int]) -> dict[str, Any]:
+def _segment(step: StepFigures, bounds: Sequence[int], device: int) -> dict[str, Any]:
     """Returns the segment with a block for each buffer, and one for workspaces, between two of the `bounds` each."""
     last = len(step.columns) - 1
     live_bytes = sum(t.nbytes for t in step.tensors if t.end == last)
@@ -56,7 +60,7 @@ def _segment(step: StepFigures, bounds: Sequence[int]) -> dict[str, Any]:
         for tensor, (begin, end) in zip([*step.tensors, None], pairwise(bounds), strict=True)
     ]
     return {
-        "device": 0,
+        "device": device,
         "address": FIRST_ADDRESS,
         "total_size": bounds[-1] - FIRST_ADDRESS,
         "allocated_size": live_bytes,

@@ -47,16 +47,20 @@ class Viewable(ABC):
 
         write_atomically(Path(path), json.dumps(chrome_trace(self.figures())))
 
-    def to_memory_snapshot(self, path: str | os.PathLike[str]) -> None:
+    def to_memory_snapshot(self, path: str | os.PathLike[str], *, measured: dict[str, Any] | None = None) -> None:
         """Write the predicted step as a snapshot of the allocator, for pytorch.org/memory_viz: a pickle, as torch writes it.
+
+        Args:
+            measured: The result of ``torch.cuda.memory._snapshot()`` after a real step.  The file then has both, and the viewer's
+                choice of a device changes between them: the predicted step is the last device.
 
         Raises:
             OSError: The file cannot be written.
-            ValueError: The tensors are unknown, because the plan was read from JSON.
+            ValueError: The tensors are unknown, because the plan was read from JSON, or `measured` is no snapshot.
         """
         from compile_remat.pages.allocator_snapshot import memory_snapshot
 
-        write_atomically(Path(path), pickle.dumps(memory_snapshot(self.figures())))
+        write_atomically(Path(path), pickle.dumps(memory_snapshot(self.figures(), measured)))
 
     def plot(self) -> Any:
         """Returns live bytes over the step as a ``matplotlib.figure.Figure``.

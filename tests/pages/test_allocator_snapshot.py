@@ -59,6 +59,24 @@ def test_torchs_own_tools_read_it(figures: PageFigures) -> None:
     assert "MemoryViz" in viewer.trace_plot(snapshot)
 
 
+def test_a_measured_step_stands_beside_the_predicted_one() -> None:
+    """As devices of one file; here, what was measured is itself a snapshot of a plan."""
+    measured = memory_snapshot(large(100))
+    snapshot = pickle.loads(pickle.dumps(memory_snapshot(small(), measured)))
+    alone = memory_snapshot(small())
+    assert snapshot["device_traces"] == [*measured["device_traces"], *alone["device_traces"]]
+    assert [segment["device"] for segment in snapshot["segments"]] == [0, 1]
+    text = viewer.trace(snapshot)
+    assert "Device 0 ---" in text and "Device 1 ---" in text
+    assert "MemoryViz" in viewer.trace_plot(snapshot)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"segments": []}, [], "step.pickle"])
+def test_what_is_no_snapshot_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"torch\.cuda\.memory\._snapshot"):
+        memory_snapshot(small(), wrong)
+
+
 def test_without_tensors_there_is_no_snapshot() -> None:
     with pytest.raises(ValueError, match="plan again"):
         memory_snapshot(replace(small(), step=None))
