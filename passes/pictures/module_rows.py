@@ -17,7 +17,7 @@ NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def rows_of_modules(found: Candidate) -> tuple[ModuleRow, ...]:
-    """One row for each module that has a saved or a recomputed value, most bytes first.
+    """One row for each module that has a saved or a recomputed value, in the order in which the model runs them.
 
     Modules whose paths differ in one number alone, and whose counts and bytes are equal, share a row.
     """
@@ -39,11 +39,7 @@ def rows_of_modules(found: Candidate) -> tuple[ModuleRow, ...]:
         )
         rows.setdefault(path, []).append(row)
     in_modules = (_summed(path, 1, of_path) for path, of_path in rows.items())
-    return tuple(sorted(folded(in_modules), key=_size, reverse=True))
-
-
-def _size(row: ModuleRow) -> tuple[int, int, str]:
-    return row.saved_bytes + row.recomputed_bytes, row.recompute_time_ns, row.path
+    return tuple(folded(in_modules))
 
 
 def _summed(path: str, modules: int, rows: Sequence[ModuleRow]) -> ModuleRow:

@@ -80,7 +80,7 @@ class PlanPictures:
         return FASTEST if self.plain is None else PLAIN
 
     def modules(self, plan: Plan) -> tuple[ModuleRow, ...]:
-        """Rows of the saved and recomputed values of each module, largest first."""
+        """Rows of the saved and recomputed values of each module, in the order in which the model runs them."""
         return rows_of_modules(self._candidate(plan))
 
     def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:

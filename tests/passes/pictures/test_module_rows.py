@@ -1,5 +1,7 @@
 """Rows of modules add up to the plan's own figures, and equal layers are one row."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +28,14 @@ def test_a_number_inside_of_a_name_is_no_layer() -> None:
 
 def test_ranges() -> None:
     assert ranges([0, 1, 2, 4, 6, 7]) == "0-2,4,6-7"
+
+
+@given(problems)
+def test_rows_stand_in_the_order_in_which_the_model_runs(problem: Problem) -> None:
+    values = tuple(replace(v, origin=replace(v.origin, module_path=f"m{k}")) for k, v in enumerate(problem.values))
+    found = candidate_of(replace(problem, values=values), [v.name for v in values if v.is_saveable], ())
+    places = [int(r.path.removeprefix("m")) for r in rows_of_modules(found)]
+    assert places == sorted(places) and len(places) >= int(found.batch.used.sum())
 
 
 @given(problems, st.data())
