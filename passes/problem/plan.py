@@ -198,7 +198,8 @@ class Plan(Viewable):
         )
         bare = PageFigures(
             title="Plan",
-            summary=f"Peaks at {format_bytes(self.peak_bytes)}: saves {held}, recomputes {again}.",
+            summary=f"Peaks at {format_bytes(self.peak_bytes)}; the step takes {100 * self.extra_share:+.1f} % against "
+            f"{self.base.name} (estimated). Saves {held}, recomputes {len(self.recomputed)} values.",
             peaks=((PREDICTED, self.peak_bytes),),
             budget_bytes=self.budget_bytes,
             base=self.base,
