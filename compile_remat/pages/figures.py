@@ -35,6 +35,15 @@ Each colour has a contrast of at least 3 to 1 to white and to near-black (WCAG 2
 CIELAB (CIE76), for people with normal sight and with protanopia, deuteranopia or tritanopia (Machado et al. 2009, severity 1).
 """
 
+HATCHES = {
+    Kind.OUTPUT: "M0 0L8 8M8 0L0 8",
+    Kind.GRADIENT: "M0 4H8",
+    Kind.SAVED: "",
+    Kind.RECOMPUTED: "M-2 2L2 -2M0 8L8 0M6 10L10 6",
+    Kind.TEMPORARY: "M4 0V8",
+}
+"""White lines over the colour, in a square of 8 by 8 pixels: kinds are told apart in grey, too."""
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -157,7 +166,7 @@ class PictureSource(Protocol):
         """Returns the live bytes over the step."""
 
     def modules(self, plan: Any) -> tuple[ModuleRow, ...]:
-        """Returns a row for each module, the largest module first."""
+        """Returns a row for each module, in the order in which the model runs them."""
 
     def frontier(self, plan: Any, points: int) -> tuple[FrontierPoint, ...]:
         """Returns points from the fastest plan to the one of lowest peak, this plan among them; the search takes some seconds."""

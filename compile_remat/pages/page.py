@@ -1,14 +1,17 @@
 """Renders `PageFigures` as an HTML page, one file without network access, or as a fragment for notebooks.
 
-The template ``page.html.jinja`` has the texts and tables of both.  The script ``page.js`` draws the page's charts from the JSON of
-`page_data` and shows the tensors of one moment.
+The template ``page.html.jinja`` draws both, without a script.  The script ``page.js`` shows the tensors of one moment, copies
+budgets and folds modules.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -19,8 +22,18 @@ from typing import Any
 import jinja2
 
 from compile_remat._util.atomic_write import write_atomically
-from compile_remat._util.units import GIB, KIB, MIB, TIB, format_bytes, format_time
-from compile_remat.pages.figures import COLOURS, PREDICTED, Curve, PageFigures, StepFigures, Tensor
+from compile_remat._util.units import GIB, KIB, MIB, TIB, exact_size, format_bytes, format_time
+from compile_remat.pages.figures import (
+    COLOURS,
+    HATCHES,
+    PLAIN,
+    PREDICTED,
+    Curve,
+    ModuleRow,
+    PageFigures,
+    StepFigures,
+    Tensor,
+)
 
 PAGE_BINS, NOTEBOOK_BINS = 700, 340
 """Columns of a chart, at most: more could not be told apart."""
@@ -33,6 +46,15 @@ MOMENTS = 24
 
 MOST_TICKS, HEADROOM = 6, 1.12
 """Ticks of an axis, at most, and its end as a multiple of the highest amount, which leaves space for that amount's label."""
+
+BEYOND = 1.5
+"""A limit above this multiple of all peaks is named without being drawn to scale: the peaks would be too small to compare."""
+
+HEIGHT = 1000
+"""Height of a drawing in its own units; it is stretched over its box."""
+
+NUMBERS = re.compile(r"(?:^|\.)[\d,-]+(?=\.|$)")
+"""Matches a part of a row's path that is numbers, as in ``layers.0-3,7.mlp``."""
 
 
 def html_page(figures: PageFigures) -> str:
@@ -51,10 +73,21 @@ def notebook_html(figures: PageFigures) -> str:
 
 
 def _rendered(figures: PageFigures, data: dict[str, Any], *, is_page: bool) -> str:
-    limits = (("budget", figures.budget_bytes), ("lowest reachable peak", figures.floor_bytes))
+    limits = {"budget": figures.budget_bytes, "lowest reachable peak": figures.floor_bytes}
     amounts = [(name, nbytes, "plan" if name == PREDICTED else "") for name, nbytes in figures.peaks]
-    amounts += [(name, nbytes, "limit") for name, nbytes in limits if nbytes is not None]
-    return _template().render(figures=figures, data=data, amounts=amounts, is_page=is_page)
+    most = max((nbytes for _, nbytes, _ in amounts), default=0)
+    for name, nbytes in limits.items():
+        if nbytes is not None:
+            amounts.append((name, nbytes, "limit" if nbytes <= BEYOND * most or not most else "limit beyond"))
+    drawn = [nbytes for _, nbytes, role in amounts if "beyond" not in role]
+    return _template().render(
+        figures=figures,
+        data=data,
+        amounts=amounts,
+        most=max([1, *drawn]),
+        is_page=is_page,
+        uid="" if is_page else f"{zlib.crc32(repr(data).encode()):08x}",
+    )
 
 
 @cache
@@ -68,7 +101,8 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    environment.filters |= {"bytes": format_bytes, "time": format_time}
+    environment.filters |= {"bytes": format_bytes, "time": format_time, "outline": outline}
+    environment.globals |= {"colours": COLOURS, "hatches": HATCHES, "plain": PLAIN, "height": HEIGHT}
     environment.globals["script"] = (here / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html.jinja")
 
@@ -77,12 +111,17 @@ def _template() -> jinja2.Template:
 
 
 def page_data(figures: PageFigures, most_bins: int) -> dict[str, Any]:
-    """Returns the data that template and script draw, as JSON values; `step` and `frontier` are None if they are unknown."""
-    step = None if figures.step is None else binned(figures.step, most_bins)
+    """Returns the data that the template draws, as JSON values; `step` and `frontier` are None if they are unknown.
+
+    `script` is the part of `step` that the script reads.
+    """
+    step = None if figures.step is None else _step_data(figures, binned(figures.step, most_bins))
+    read = ("names", "num_forward", "areas", "live_bytes", "peak", "other", "tensors", "strings")
     return {
-        "colours": COLOURS,
-        "step": None if step is None else _step_data(figures, step),
+        "step": step,
+        "script": None if step is None else {name: step[name] for name in read},
         "frontier": _frontier_data(figures) if figures.frontier else None,
+        "modules": module_groups(figures.modules),
     }
 
 
@@ -90,8 +129,8 @@ def _step_data(figures: PageFigures, step: StepFigures) -> dict[str, Any]:
     tops = list(accumulate(step.areas.values(), lambda below, area: tuple(map(add, below, area))))
     live = tops[-1]
     highest = max([*live, *(step.other.live_bytes if step.other is not None else ())])
-    lines = {"budget": figures.budget_bytes, "floor": figures.floor_bytes}
-    shown = {name: nbytes for name, nbytes in lines.items() if nbytes and nbytes <= 1.5 * highest}
+    limits = {"budget": figures.budget_bytes, "lowest reachable peak": figures.floor_bytes}
+    lines = {name: nbytes for name, nbytes in limits.items() if nbytes}
     peak = live.index(max(live))
     strings: dict[str, int] = {}
     return {
@@ -103,8 +142,8 @@ def _step_data(figures: PageFigures, step: StepFigures) -> dict[str, Any]:
         "peak": peak,
         "moments": sorted({round(k * (len(live) - 1) / (MOMENTS - 1)) for k in range(MOMENTS)} | {peak}),
         "other": None if step.other is None else asdict(step.other),
-        "lines": shown,
-        "axis": byte_axis(max([highest, *shown.values()])),
+        "lines": lines,
+        "axis": byte_axis(max([highest, *(nbytes for nbytes in lines.values() if nbytes <= BEYOND * highest)])),
         "tensors": [_tensor_data(t, strings) for t in largest(step.tensors, MOST_KEPT)],
         "strings": list(strings),
     }
@@ -119,8 +158,55 @@ def _tensor_data(tensor: Tensor, strings: dict[str, int]) -> list[int | str]:
 
 
 def _frontier_data(figures: PageFigures) -> dict[str, Any]:
-    points = [{**asdict(p), "percent": 100 * figures.base.share_of(p.time_ns)} for p in figures.frontier]
-    return {"points": points, "axis": byte_axis(max(p.peak_bytes for p in figures.frontier))}
+    """Returns the points of the frontier by rising peak, and plain torch.compile's (None if unknown), placed from the top left."""
+    base, plain_bytes = figures.base, dict(figures.peaks).get(PLAIN)
+    across = byte_axis(max([*(p.peak_bytes for p in figures.frontier), plain_bytes or 0]))
+    up = percent_axis([100 * base.share_of(p.time_ns) for p in figures.frontier])
+
+    def placed(peak_bytes: int, time_ns: int) -> dict[str, Any]:
+        percent = 100 * base.share_of(time_ns)
+        x, y = peak_bytes / across["top_bytes"], 1 - (percent - up["bottom"]) / up["height"]
+        return {"peak_bytes": peak_bytes, "time_ns": time_ns, "percent": percent, "x": x, "y": y}
+
+    is_known = plain_bytes is not None and base.name == PLAIN
+    points = sorted(figures.frontier, key=lambda p: p.peak_bytes)
+    return {
+        "points": [
+            {**placed(p.peak_bytes, p.time_ns), "is_chosen": p.is_chosen, "option": budget_option(p.peak_bytes)}
+            for p in points
+        ],
+        "plain": placed(plain_bytes or 0, base.time_ns) if is_known else None,
+        "across": [(nbytes / across["top_bytes"], text) for nbytes, text in across["ticks"]],
+        "up": [(1 - (percent - up["bottom"]) / up["height"], text) for percent, text in up["ticks"]],
+    }
+
+
+def budget_option(nbytes: int) -> str:
+    """Returns an option with a budget that a plan of this peak keeps: ``"memory_budget": "276MiB"``, or in KiB below 16 MiB."""
+    unit = MIB if nbytes >= 16 * MIB else KIB
+    return f'"memory_budget": "{exact_size(-(-nbytes // unit) * unit)}"'
+
+
+def module_groups(rows: Sequence[ModuleRow]) -> list[tuple[str, list[ModuleRow]]]:
+    """Groups rows by their paths before the first number (``model.layers``), in the order of each group's first row.
+
+    A path that begins with a number is in the group of the paths that differ in this number alone: ``*.mlp``.
+    """
+    groups: dict[str, list[ModuleRow]] = {}
+    for row in rows:
+        before, *after = NUMBERS.split(row.path, maxsplit=1)
+        groups.setdefault(before or "*".join(["", *after]), []).append(row)
+    return list(groups.items())
+
+
+def outline(levels: Iterable[int], top_bytes: int) -> str:
+    """Returns an SVG path of steps from left to right, a unit for each level in bytes; `top_bytes` is at the drawing's top."""
+    places = [round(HEIGHT * (1 - nbytes / top_bytes)) for nbytes in levels]
+    parts = [f"M0 {places[0]}"]
+    for column, (place, following) in enumerate(pairwise(places), start=1):
+        if following != place:
+            parts.append(f"H{column}V{following}")
+    return "".join([*parts, f"H{len(places)}"])
 
 
 def binned(step: StepFigures, most: int) -> StepFigures:
@@ -168,3 +254,15 @@ def byte_axis(most_bytes: int) -> dict[str, Any]:
     step = next(step for step in steps if top_bytes < MOST_TICKS * step * unit)
     numbers = range(0, top_bytes // unit + 1, step)
     return {"top_bytes": top_bytes, "ticks": [(k * unit, f"{k} {name}" if k else "0") for k in numbers]}
+
+
+def percent_axis(percents: Sequence[float]) -> dict[str, Any]:
+    """Returns an axis for per cents and 0: its `bottom`, its `height`, and at most six `ticks` with their texts."""
+    least, most = min(0.0, *percents), max(0.0, *percents)
+    span = max(most - least, 0.01)
+    step = next(f * 10**power for power in range(-2, 9) for f in (1, 2, 5) if span / (f * 10**power) <= MOST_TICKS - 2)
+    bottom = least - 0.1 * span * (least < 0)
+    digits = 0 if step >= 1 else 1 if step >= 0.1 else 2
+    numbers = range(math.ceil(bottom / step), math.floor((bottom + 1.35 * span) / step) + 1)
+    ticks = [(k * step, f"{k * step:.{digits}f} %") for k in numbers]
+    return {"bottom": bottom, "height": 1.35 * span, "ticks": ticks}

@@ -11,7 +11,7 @@ from html import unescape
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-LAPTOP, PHONE = (1100, 900), (390, 844)
+LAPTOP, PHONE = (1280, 800), (390, 844)
 """Width and height of windows."""
 
 

@@ -1,6 +1,6 @@
 """Pictures of a page for the manual: `python -m tests.browser.screenshots [--out FOLDER]`.
 
-The page is that of the benchmarks' GPT inside 120 MiB, on a laptop and a phone, light and dark.  Needs a chromium
+The page is that of the benchmarks' GPT inside 120 MiB, on a laptop and a phone, light, dark and in grey.  Needs a chromium
 and the extra plot.
 """
 
@@ -22,7 +22,7 @@ COLOURS = 200
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write four PNGs; status 1 without a chromium."""
+    """Write six PNGs; status 1 without a chromium."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--budget", default="120MiB")
@@ -39,19 +39,20 @@ def main(argv: list[str] | None = None) -> int:
         report.to_html(page)
         print(f"{page.stat().st_size / 1024:.0f} KiB of HTML")
         for device, size in SIZES.items():
-            for theme in ("light", "dark"):
-                _shoot(page, arguments.out / f"page_{device}_{theme}.png", size, is_dark=theme == "dark")
+            for theme in ("light", "dark", "grey"):
+                _shoot(page, arguments.out / f"page_{device}_{theme}.png", size, theme)
     return 0
 
 
-def _shoot(page: Path, picture: Path, size: tuple[int, int], *, is_dark: bool) -> None:
+def _shoot(page: Path, picture: Path, size: tuple[int, int], theme: str) -> None:
     from PIL import Image
 
     picture = picture.absolute()
     picture.parent.mkdir(parents=True, exist_ok=True)
-    screenshot(page, picture, size=size, is_dark=is_dark)
+    screenshot(page, picture, size=size, is_dark=theme == "dark")
     with Image.open(picture) as image:
-        small = image.convert("RGB").crop((0, 0, *size)).quantize(COLOURS, dither=Image.Dither.NONE)
+        seen = image.convert("L") if theme == "grey" else image
+        small = seen.convert("RGB").crop((0, 0, *size)).quantize(COLOURS, dither=Image.Dither.NONE)
     small.save(picture, optimize=True)
     print(f"{picture} {picture.stat().st_size / 1024:.0f} KiB")
 

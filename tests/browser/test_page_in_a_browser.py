@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from compile_remat._util.units import format_bytes
-from compile_remat.pages.figures import Kind, PageFigures, StepFigures
-from compile_remat.pages.page import PAGE_BINS, binned, html_page
-from tests.browser.chromium import LAPTOP, PHONE, chromium, complaints, posted
-from tests.pages.examples import HOSTILE, hostile, large, small
+from compile_remat.pages.figures import FrontierPoint, Kind, PageFigures, StepFigures
+from compile_remat.pages.page import PAGE_BINS, binned, html_page, notebook_html
+from tests.browser.chromium import LAPTOP, PHONE, chromium, complaints, posted, screenshot
+from tests.pages.examples import HOSTILE, MIB, hostile, large, small
 
 pytestmark = [
     pytest.mark.browser,
@@ -22,7 +27,8 @@ pytestmark = [
 ]
 
 PROBE = """<script>
-(() => {
+(async () => {
+  await new Promise((resolve) => setTimeout(resolve, 200));
   const text = (id) => document.getElementById(id)?.textContent;
   const state = () => ({
     where: text("where"), total: text("now-sum"), other: text("now-other"), rest: text("rest"),
@@ -44,13 +50,35 @@ PROBE = """<script>
   plot.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY: box.top + 5 }));
   found.pointed = state();
   found.ground = getComputedStyle(document.body).backgroundColor;
-  found.names = [...document.querySelectorAll("[role=img]")].map((chart) => chart.getAttribute("aria-label"));
-  found.labels = [...document.querySelectorAll(".label")].map((label) => label.textContent);
+  found.names = [...document.querySelectorAll("[role=img], [role=group]")].map((chart) => chart.getAttribute("aria-label"));
+  const isShown = (node) => node.checkVisibility({ visibilityProperty: true });
+  const texts = [...document.querySelectorAll(".label, .tick")].filter(isShown);
+  found.labels = texts.filter((text) => text.matches(".label")).map((label) => label.textContent);
   found.ticks = [...document.querySelectorAll(".tick")].map((tick) => tick.textContent);
-  found.areas = [...document.querySelectorAll("#step path[fill^='#']")].map((area) => {
+  found.areas = [...document.querySelectorAll("#step path[fill^=url]")].map((area) => {
     const { width, height } = area.getBoundingClientRect();
     return [area.getAttribute("class"), width / box.width, height / box.height];
   });
+  const frame = (node) => {
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    return range.getBoundingClientRect();
+  };
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const pairs = texts.flatMap((a, k) => texts.slice(k + 1).map((b) => [a, b]));
+  found.overlaps = pairs.filter(([a, b]) => meet(frame(a), frame(b))).map((pair) => pair.map((text) => text.textContent));
+  const curve = document.getElementById("plans"), length = curve.getTotalLength(), toScreen = curve.getScreenCTM();
+  const places = Array.from({ length: 500 }, (_, k) => curve.getPointAtLength(length * k / 499).matrixTransform(toScreen));
+  const within = ({ left, right, top, bottom }) => ({ x, y }) => left < x && x < right && top < y && y < bottom;
+  found.crossed = texts.filter((text) => places.some(within(frame(text)))).map((text) => text.textContent);
+  found.inside = texts.filter((text) => frame(text).right > innerWidth || frame(text).left < 0).map((text) => text.textContent);
+  found.legend = frame(document.querySelector(".legend")).bottom;
+  const rows = () => [...document.querySelectorAll("#modules tbody tr")].filter(isShown).length;
+  found.rows = [rows()];
+  for (const button of document.querySelectorAll(".fold")) button.click();
+  found.rows.push(rows());
+  document.querySelector(".dot.plan").click();
+  found.copied = text("copied");
   parent.postMessage(JSON.stringify(found), "*");
 })();
 </script>"""
@@ -112,9 +140,13 @@ def test_the_charts_have_their_shapes_and_texts(tmp_path: Path) -> None:
     areas = {name: (width, height) for name, width, height in found["areas"]}
     assert areas["output"] == pytest.approx((1, 1 / top), abs=0.01)
     assert areas["temporary"] == pytest.approx((1, 9 / top), abs=0.01), "down to 0, under the other ones"
-    texts = {"plain torch.compile 12.0 MiB", "peak 9.0 MiB", "budget 10.0 MiB", "floor 8.0 MiB", "saved", "temporary"}
-    assert {*texts, "this plan: 9.0 MiB, +5.00 %"} <= set(found["labels"])
-    assert {"5 MiB", "10 MiB", "0 %", "8 %"} <= set(found["ticks"])
+    assert set(found["labels"]) == {
+        "plain torch.compile 12.0 MiB",
+        "12.0 MiB, +0.0 %",
+        "9.0 MiB, +5.0 %",
+        "8.0 MiB, +9.0 %",
+    }
+    assert {"5 MiB", "10 MiB", "0 %", "5 %"} <= set(found["ticks"])
 
 
 def test_a_large_page_has_the_figures_of_the_plan(tmp_path: Path) -> None:
@@ -130,9 +162,44 @@ def test_a_large_page_has_the_figures_of_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_the_page_fits_the_window_and_follows_the_theme(tmp_path: Path, size: tuple[int, int], is_dark: bool) -> None:
-    found = probed(small(), tmp_path, [0], size, is_dark)
+    found = probed(many_points(), tmp_path, [0], size, is_dark)
     assert found["needed"] <= found["width"] == size[0]
+    assert found["legend"] < size[1], "colours are named on the first screen"
+    assert (found["overlaps"], found["crossed"], found["inside"]) == ([], [], [])
+    assert len(found["labels"]) > 3
     assert found["ground"] == ("rgb(21, 23, 28)" if is_dark else "rgb(255, 255, 255)")
+
+
+def many_points() -> PageFigures:
+    """A page with twelve plans, some of them near each other, a budget far above all, and an axis that ends in a tick."""
+    plans = [FrontierPoint(k * MIB // 4, 10_000_000 + 40_000_000 // k, is_chosen=k == 20) for k in range(12, 58, 4)]
+    peaks = (("plain torch.compile", 14 * MIB), *small().peaks[1:])
+    return replace(small(), budget_bytes=21 << 30, peaks=peaks, frontier=tuple(plans))
+
+
+def test_modules_fold_and_a_budget_is_copied(tmp_path: Path) -> None:
+    found = probed(small(), tmp_path, [0])
+    assert found["rows"] == [1, 1], "one row is no group"
+    assert found["copied"] == '"memory_budget": "9MiB"'
+    rows = tuple(replace(small().modules[0], path=f"layers.{k}.mlp") for k in range(30))
+    assert probed(replace(small(), modules=rows), tmp_path, [0])["rows"] == [1, 31], "many rows begin folded"
+
+
+def test_kinds_are_told_apart_in_grey(tmp_path: Path) -> None:
+    """Their hatching: tiles differ by more than four of 255 levels, wherever each begins."""
+    (defs,) = re.findall("<defs>.*</defs>", notebook_html(small()), re.DOTALL)
+    fills = re.findall(r'id="(hatch\w*-\w+)"', defs)
+    tiles = "".join(f'<rect x="{64 * k}" width="64" height="64" fill="url(#{fill})"/>' for k, fill in enumerate(fills))
+    page, picture = tmp_path / "tiles.html", tmp_path / "tiles.png"
+    page.write_text(f'<body style="margin:0"><svg width="400" height="64">{defs}{tiles}</svg></body>', encoding="utf-8")
+    screenshot(page, picture)
+    with Image.open(picture) as image:
+        grey = np.asarray(image.convert("L"), dtype=float)
+    seen = [grey[:64, 64 * k : 64 * k + 64] for k in range(len(fills))]
+    shifts = list(product(range(8), range(8)))
+    for a, b in combinations(range(len(Kind)), 2):
+        least = min(np.abs(seen[a][8:56, 8:56] - seen[b][8 + y : 56 + y, 8 + x : 56 + x]).mean() for y, x in shifts)
+        assert least > 4, (fills[a], fills[b])
 
 
 def test_names_that_look_like_html_are_text(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from compile_remat.pages.figures import (
+    PLAIN,
     BaseStep,
     Curve,
     FrontierPoint,
@@ -54,7 +55,7 @@ def small() -> PageFigures:
         peaks=(("plain torch.compile", 12 * MIB), ("predicted peak", 9 * MIB), ("measured peak", 9 * MIB + 1000)),
         budget_bytes=10 * MIB,
         floor_bytes=8 * MIB,
-        base=BaseStep(10_000_000),
+        base=BaseStep(10_000_000, PLAIN),
         facts=(("status", "feasible"),),
         notes=("something to note",),
         step=small_step(),
