@@ -203,6 +203,12 @@ class PageFigures:
     modules: tuple[ModuleRow, ...] = ()
     frontier: tuple[FrontierPoint, ...] = ()
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """Bytes of the budget and of the lowest reachable peak, by name; those that are known."""
+        limits = {"budget": self.budget_bytes, "lowest reachable peak": self.floor_bytes}
+        return {name: nbytes for name, nbytes in limits.items() if nbytes is not None}
+
     def known_step(self) -> StepFigures:
         """Returns `step`; raises ValueError with the notes if it is None."""
         if self.step is None:

@@ -73,18 +73,15 @@ def notebook_html(figures: PageFigures) -> str:
 
 
 def _rendered(figures: PageFigures, data: dict[str, Any], *, is_page: bool) -> str:
-    limits = {"budget": figures.budget_bytes, "lowest reachable peak": figures.floor_bytes}
     amounts = [(name, nbytes, "plan" if name == PREDICTED else "") for name, nbytes in figures.peaks]
     most = max((nbytes for _, nbytes, _ in amounts), default=0)
-    for name, nbytes in limits.items():
-        if nbytes is not None:
-            amounts.append((name, nbytes, "limit" if nbytes <= BEYOND * most or not most else "limit beyond"))
-    drawn = [nbytes for _, nbytes, role in amounts if "beyond" not in role]
+    drawn = [n for n in figures.limits.values() if n <= BEYOND * most or not most]
+    amounts += [(name, n, "limit" if n in drawn else "limit beyond") for name, n in figures.limits.items()]
     return _template().render(
         figures=figures,
         data=data,
         amounts=amounts,
-        most=max([1, *drawn]),
+        most=max([1, most, *drawn]),
         is_page=is_page,
         uid="" if is_page else f"{zlib.crc32(repr(data).encode()):08x}",
     )
@@ -129,8 +126,7 @@ def _step_data(figures: PageFigures, step: StepFigures) -> dict[str, Any]:
     tops = list(accumulate(step.areas.values(), lambda below, area: tuple(map(add, below, area))))
     live = tops[-1]
     highest = max([*live, *(step.other.live_bytes if step.other is not None else ())])
-    limits = {"budget": figures.budget_bytes, "lowest reachable peak": figures.floor_bytes}
-    lines = {name: nbytes for name, nbytes in limits.items() if nbytes}
+    lines = {name: nbytes for name, nbytes in figures.limits.items() if nbytes}
     peak = live.index(max(live))
     strings: dict[str, int] = {}
     return {

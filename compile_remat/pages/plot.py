@@ -24,12 +24,10 @@ def step_plot(figures: PageFigures) -> Any:
     )
     if step.other is not None:
         axes.stairs([n / scale for n in other], edges, color="black", linewidth=1, label=step.other.label)
-    limits = (("budget", figures.budget_bytes, "--"), ("lowest reachable peak", figures.floor_bytes, ":"))
-    for name, nbytes, style in limits:
-        if nbytes is not None and nbytes <= 1.5 * most:
-            axes.axhline(
-                nbytes / scale, color="black", linestyle=style, linewidth=1, label=f"{name} {format_bytes(nbytes)}"
-            )
+    for name, nbytes in figures.limits.items():
+        if nbytes <= 1.5 * most:
+            style = {"linestyle": "--" if name == "budget" else ":", "color": "black", "linewidth": 1}
+            axes.axhline(nbytes / scale, label=f"{name} {format_bytes(nbytes)}", **style)
     axes.axvline(step.num_forward, color="black", linewidth=0.5, alpha=0.5)
     axes.set(
         xlabel="nodes in order of execution: forward, then backward", ylabel=f"live {unit}", xlim=(0, len(step.columns))
