@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from compile_remat import explain
 from tests.browser.chromium import LAPTOP, PHONE, chromium, screenshot
 
-SIZES = {"laptop": (LAPTOP[0], 1330), "phone": PHONE}
-"""Sizes of the windows; the laptop's is high enough to show the tensors."""
+SIZES = {"laptop": (LAPTOP[0], 1330), "phone": (PHONE[0], 1080)}
+"""Sizes of the windows: high enough to show the tensors, and on a phone the chart."""
 
 COLOURS = 200
 """Colours of the pictures: enough for smooth text, at a third of the bytes."""
@@ -52,7 +52,11 @@ def _shoot(page: Path, picture: Path, size: tuple[int, int], theme: str) -> None
     screenshot(page, picture, size=size, is_dark=theme == "dark")
     with Image.open(picture) as image:
         seen = image.convert("L") if theme == "grey" else image
-        small = seen.convert("RGB").crop((0, 0, *size)).quantize(COLOURS, dither=Image.Dither.NONE)
+        small = (
+            seen.convert("RGB")
+            .crop((0, 0, *size))
+            .quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        )
     small.save(picture, optimize=True)
     print(f"{picture} {picture.stat().st_size / 1024:.0f} KiB")
 
