@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 import compile_remat
 import compile_remat.cost_models
@@ -188,3 +189,25 @@ def test_a_graph_that_was_rewritten_in_a_refused_round_has_that_name_too(monkeyp
         assert report.from_cache == (number == 2)
     first, second, third = names
     assert second and second < first and not third
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_a_refused_plan_leaves_no_folder_where_caches_are_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Without caches, torch compiles in a temporary folder, and keeps this folder; after an error, with a warning."""
+    judged = list[RematPartitioner]()
+
+    def refuse_first(rounds: Rounds, reports: Sequence[Report], run: RegionRun) -> None:
+        judged.append(rounds.partitioner)
+        if len(judged) == 1:
+            raise PlanRefused
+
+    monkeypatch.setattr(Rounds, "judge", refuse_first)
+    weight = torch.randn(8, requires_grad=True)
+    with inductor_config.patch(force_disable_caches=True):
+        call = torch.compile(lambda x: torch.tanh(x * weight), backend=remat, options={"memory_budget": "1MiB"})
+        call(torch.randn(4, 8)).sum().backward()
+    assert len(judged) == 2
+    assert not [record for record in caplog.records if "cache dir" in record.getMessage()]
+    assert len(list(tmp_path.glob("tmp*"))) == 1  # torch's, of the plan that runs
