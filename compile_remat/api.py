@@ -138,7 +138,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
         return _first(look(model, inputs, observes=True, **settings)).report
     except BudgetError as error:
         lowest = _first(look(model, inputs, observes=True, **{**settings, "memory_budget": "min"})).report
-        text = f"training would raise a BudgetError: {str(error).splitlines()[0]} This is the lowest plan"
+        text = f"training would raise a BudgetError: {' '.join(str(error).splitlines()[:2])} This is the lowest plan"
         found = lowest.plan and replace(lowest.plan, status=Status.INFEASIBLE, budget_bytes=error.budget_bytes)
         message = joined(lowest.message, text)
         return replace(lowest, budget=error.written, budget_bytes=error.budget_bytes, plan=found, message=message)

@@ -65,8 +65,8 @@ class BudgetError(RematError):
     """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at that peak.
 
     `written` is the budget as the user wrote it, `hint` the reason why rows are not in slices, `constant_floor_bytes` the lowest
-    reachable peak with `inputs="constant"`, 0 if that is no lower.  The text repeats its first line at its end, because terminals
-    show the end of a long traceback.
+    reachable peak with `inputs="constant"`, 0 if that is no lower.  The text begins with the cause and ends with the budget that is
+    enough, because terminals show the end of a long traceback.
     """
 
     def __init__(
@@ -92,15 +92,17 @@ class BudgetError(RematError):
     def __str__(self) -> str:
         shown = sorted(self.largest, key=lambda t: (-t.nbytes, t.name))[:_SHOWN]
         has_unit = not self.written.isdigit() and self.written
-        budget = f"{self.written} ({self.budget_bytes:,} bytes)" if has_unit else _both(self.budget_bytes)
-        first = f"no plan fits memory_budget = {budget}: {self._problem()}"
-        lines = [first]
+        budget = self.written if has_unit else format_bytes(self.budget_bytes)
+        lines = [
+            f"no plan fits memory_budget = {budget}: {self._problem()}",
+            f"(budget {self.budget_bytes:,} bytes, lowest peak {self.floor_bytes:,} bytes).",
+        ]
         if shown:
-            lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
+            lines[-1] += f" The largest tensor{'s' * (len(shown) > 1)} live at that peak:"
             lines.extend(f"  {tensor}" for tensor in shown)
-        lines += [f"Rows in slices: {self.hint}."] if self.hint else []
+        lines += [f"Slices of rows do not lower that peak: {self.hint}."] if self.hint else []
         lines += [self._constant()] if self.constant_floor_bytes else []
-        lines += [self._advice(), f"In short: {first}"]
+        lines.append(self._advice())
         return "\n".join(lines)
 
     def with_hint(self, hint: str) -> "BudgetError":
@@ -129,19 +131,18 @@ class BudgetError(RematError):
 
     def _constant(self) -> str:
         return (
-            f'With inputs="constant" it is {_both(self.constant_floor_bytes)}: then nothing that the graph reads from outside '
-            "may change until its backward has run."
+            f'With inputs="constant" it is {_both(self.constant_floor_bytes)}: then no tensor that the graph\n'
+            "reads from outside (an input, a parameter, a buffer) may change until its backward has run."
         )
 
     def _problem(self) -> str:
-        return f"the lowest reachable peak of this graph is {_both(self.floor_bytes)}."
+        return f"the lowest reachable peak of this graph is {format_bytes(self.floor_bytes)}"
 
     def _advice(self) -> str:
         enough = exact_size(-(-self.floor_bytes // MIB) * MIB)
         return (
-            f'What to do: set memory_budget to "{enough}" or more, or to "min" for the lowest plan; or make these '
-            "tensors smaller (a smaller batch, shorter sequences, a lower precision). Gradients and outputs of the "
-            "graph cannot be recomputed."
+            "A smaller batch, shorter sequences or a lower precision lower it. Gradients and outputs cannot be recomputed.\n"
+            f'What to do: set memory_budget to "{enough}" or more, or to "min" for the lowest peak.'
         )
 
 
@@ -167,12 +168,11 @@ class SharedBudgetError(BudgetError):
         self.num_runs = num_runs
 
     def _problem(self) -> str:
+        lowest = format_bytes(self.floor_bytes)
         if self.others_bytes:
-            return (
-                f"other graphs of the same step hold {_both(self.others_bytes)} at least, and with the lowest plan of this one "
-                f"the step comes to {_both(self.floor_bytes)}."
-            )
-        return f"the lowest peak found for a step that runs compiled graphs {self.num_runs} times is {_both(self.floor_bytes)}."
+            others = format_bytes(self.others_bytes)
+            return f"other graphs of the same step hold {others}, and with this one the step comes to {lowest}"
+        return f"the lowest peak found for a step that runs compiled graphs {self.num_runs} times is {lowest}"
 
 
 class TagConflictError(BudgetError):
@@ -198,15 +198,14 @@ class TagConflictError(BudgetError):
 
     def _advice(self) -> str:
         lines = [
-            "Tags of selective checkpointing stand in the way: without MUST_SAVE and MUST_RECOMPUTE the lowest reachable "
-            f"peak is {_both(self.free_floor_bytes)}. They hold:"
+            "The policy of selective checkpointing raises that peak: without MUST_SAVE and MUST_RECOMPUTE\n"
+            f"it is {_both(self.free_floor_bytes)}. The largest tensors with these tags:"
         ]
         lines += [f"  {tensor}" for tensor in self.tagged[:_SHOWN]]
         if len(self.tagged) > _SHOWN:
             lines.append(f"  and {len(self.tagged) - _SHOWN} more")
         lines.append(
-            "Let the policy answer PREFER_SAVE or PREFER_RECOMPUTE there, which a budget may set aside; or a larger "
-            "budget is needed."
+            "Let the policy answer PREFER_SAVE or PREFER_RECOMPUTE for them: a budget may set those tags aside."
         )
         return "\n".join([*lines, super()._advice()])
 
@@ -254,8 +253,8 @@ class CheckError(RematError):
         else:
             lines.append("Nothing is recomputed on the way to it.")
         lines.append(
-            "What to do: this is an error of compile-remat, not of the model; please report it with this text. "
-            'Until then, train with plain torch.compile, or try another memory_budget with check="1".'
+            "This is an error of compile-remat, not of the model; please report it with this text.\n"
+            'What to do: train with plain torch.compile until it is mended, or try another memory_budget with check="1".'
         )
         return "\n".join(lines)
 
@@ -284,8 +283,8 @@ class InputChangedError(RematError):
                 'set inputs="as_plain", the default, under which no backward reads more than that of plain torch.compile'
             )
         return (
-            f"{names} {was} {self.problem} between the forward of a compiled graph and its backward, which reads {it} again to "
-            f"recompute; that of plain torch.compile does not.\nWhat to do: {', or '.join(cures)}."
+            f"{names} {was} {self.problem} between the forward of a compiled graph and its backward. This backward reads {it} "
+            f"again to recompute activations; that of plain torch.compile does not.\nWhat to do: {', or '.join(cures)}."
         )
 
 
@@ -303,8 +302,8 @@ class PassError(RematError):
 
     def __str__(self) -> str:
         return (
-            f"joint_passes: the pass {self.name} {self.problem}.\nWhat to do: mend the pass, or leave it out; "
-            "docs/internals/writing-passes.md has the rules for passes."
+            f"joint_passes: the pass {self.name} {self.problem}.\nWhat to do: mend the pass (docs/internals/writing-passes.md has "
+            "the rules), or leave it out of joint_passes."
         )
 
 
@@ -323,10 +322,10 @@ class RankError(RematError):
 
     def __str__(self) -> str:
         if self.text:
-            return f"{self.problem}, and this rank does not go on without it. Its error was:\n{self.text}"
+            return f"{self.problem}, so this rank stops, too. The error of that rank:\n{self.text}"
         return (
-            f"{self.problem}. What to do: give all ranks the same settings, versions and devices (`device` names one); "
-            "rank_timeout=0 lets them differ."
+            f"{self.problem}.\nWhat to do: give all ranks the same settings, versions and devices (the option `device` names "
+            "one), or set rank_timeout=0, which lets plans differ."
         )
 
 
