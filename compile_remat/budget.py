@@ -28,14 +28,15 @@ class MemoryBudget:
 
     A fraction below 1 is a share of plain torch.compile's peak; 1 is `max`.  `min` is the lowest reachable peak, `max` the fastest
     plan that is nowhere worse than torch's own choice, `auto` the fastest plan that the device's free memory allows.
-    `is_given` is False for the default if the user set no budget: torch's own ratios then come first.  `written` is the user's
-    text, for messages.
+    `is_given` is False for the default if the user set no budget: torch's own ratios then come first.  For messages, `written` is
+    the user's text, and `origin` the setting that it came from, in words; each is empty if unknown.
     """
 
     kind: Literal["bytes", "fraction", "min", "max", "auto"]
     value: int | float | None = None
     is_given: bool = field(default=True, compare=False)
     written: str = field(default="", compare=False)
+    origin: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, raw: object) -> Self:

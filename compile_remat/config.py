@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Self, TypeVar, cast
 
 from compile_remat._util.suggestions import closest, did_you_mean
@@ -325,9 +325,12 @@ def parsed(name: str, raw: object, origin: str) -> Any:
 
 def _parse(row: Field[Any], raw: object, origin: str) -> Any:
     try:
-        return row.metadata["parse"](raw)
+        value = row.metadata["parse"](raw)
     except ConfigError as error:
         raise ConfigError(f"{row.name} = {raw!r} (from {origin}): {error}") from None
+    if isinstance(value, MemoryBudget) and value.is_given and not value.origin:
+        return replace(value, origin=origin)
+    return value
 
 
 @functools.cache

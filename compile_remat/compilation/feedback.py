@@ -14,7 +14,8 @@ from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import NotUnderstood
 from compile_remat.passes import Status
-from compile_remat.planning.budget_source import EffectiveBudget, below_floor_text, source_of
+from compile_remat.passes.pictures.plan_pictures import PlanPictures
+from compile_remat.planning.budget_source import EffectiveBudget, below_floor_text, checkpoints_text, source_of
 from compile_remat.planning.request import LOWEST, Request, target_bytes_of
 from compile_remat.planning.settings import Settings
 from compile_remat.report import Report, joined
@@ -151,13 +152,17 @@ def _below_floor(report: Report, settings: Settings, needed_bytes: int) -> Repor
     If the planner has said so already, its floor gives way to the bytes that the code needs; else there is a warning.
     """
     source = source_of(settings.budget, from_auto=settings.from_auto) or "torch's activation memory budget"
-    plain_bytes = report.plain.peak_bytes if report.plain is not None and not settings.from_auto else 0
+    plain_bytes = 0
+    if report.plain is not None and not settings.from_auto:
+        plain_bytes = max(settings.plain_bytes, report.plain.peak_bytes)
     budget = EffectiveBudget(settings.budget, source=source, plain_bytes=plain_bytes)
     assert report.budget_bytes is not None and report.plan is not None
     text = below_floor_text(budget, report.budget_bytes, needed_bytes)
     planned = below_floor_text(budget, report.budget_bytes, report.plan.peak_bytes)
     if planned in report.message:
         return replace(report, message=report.message.replace(planned, text))
+    if isinstance(report.plan.pictures, PlanPictures):
+        text = joined(text, checkpoints_text(budget, report.plan.pictures.problem))
     warn(text)
     return replace(report, message=joined(report.message, text))
 

@@ -7,12 +7,13 @@ import warnings
 from dataclasses import dataclass
 
 from compile_remat._torch import joint_graph
-from compile_remat._util.units import format_bytes
+from compile_remat._util.units import in_one_unit
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import (
     ConfigError,
     SettingWarning,
 )
+from compile_remat.passes import MUST_RECOMPUTE, PREFER_RECOMPUTE, Problem
 
 CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
 
@@ -67,7 +68,7 @@ def effective_budget(
 def source_of(budget: MemoryBudget, *, from_auto: bool) -> str:
     """Returns, in words, the origin of a budget that may be exceeded (`auto` or a fraction); empty for a budget that must hold."""
     if from_auto:
-        return "the memory that is free"
+        return "memory_budget = auto (the memory that is free)"
     return f"memory_budget = {budget}" if budget.kind == "fraction" else ""
 
 
@@ -109,13 +110,37 @@ def bytes_of(effective: EffectiveBudget) -> int | None:
 
 def allowed_text(effective: EffectiveBudget, budget_bytes: int) -> str:
     """Returns the text of a message about a budget that may be exceeded: its origin and its bytes."""
-    base = f" (of {format_bytes(effective.plain_bytes)} under plain torch.compile)" if effective.plain_bytes else ""
-    return f"{effective.source} allows {format_bytes(budget_bytes)}{base}"
+    return _allowed_text(effective, *in_one_unit(budget_bytes, effective.plain_bytes))
+
+
+def _allowed_text(effective: EffectiveBudget, allowed: str, plain: str) -> str:
+    base = f"of {plain} under plain torch.compile" if effective.plain_bytes else ""
+    origin = f"set by {effective.budget.origin}" if effective.budget.origin else ""
+    facts = ", ".join(filter(None, (base, origin)))
+    return f"{effective.source} allows {allowed}" + f" ({facts})" * bool(facts)
 
 
 def below_floor_text(effective: EffectiveBudget, budget_bytes: int, floor_bytes: int) -> str:
     """Returns the text of a message about a budget that may be exceeded, and that even the lowest plan exceeds."""
+    allowed, plain, lowest = in_one_unit(budget_bytes, effective.plain_bytes, floor_bytes)
     return (
-        f"{allowed_text(effective, budget_bytes)}, which is less than the lowest reachable peak "
-        f"({format_bytes(floor_bytes)}); this is the lowest plan"
+        f"{_allowed_text(effective, allowed, plain)}, which is less than the lowest reachable peak ({lowest}): "
+        "the graph runs with its lowest plan"
+    )
+
+
+def checkpoints_text(effective: EffectiveBudget, problem: Problem) -> str:
+    """Returns the text of a message about a fraction that no plan keeps; empty for a model without activation checkpoints.
+
+    Plain torch.compile obeys them, so that its peak, of which the fraction is a share, is low already.  They do not raise the
+    lowest reachable peak, because a plan may set them aside; that is why a budget in bytes needs no such text.
+    """
+    num = sum(value.tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE) for value in problem.values)
+    if effective.budget.kind != "fraction" or not num:
+        return ""
+    tensors = f"{num} tensor{'s' * (num > 1)}"
+    return (
+        f"the model's own activation checkpoints make this fraction so low: plain torch.compile obeys them ({tensors} may not be "
+        "saved), and the fraction is a share of its peak; switch gradient checkpointing off (e.g. gradient_checkpointing=False) "
+        "to let the planner choose"
     )

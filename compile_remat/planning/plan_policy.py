@@ -18,8 +18,9 @@ from compile_remat.errors import (
 from compile_remat.passes import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, Plan, Planner, Problem, Value
 from compile_remat.passes.problem.constant_inputs import has_snapshots, without_snapshots
 from compile_remat.passes.problem.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
-from compile_remat.planning.budget_source import EffectiveBudget, below_floor_text, bytes_of
+from compile_remat.planning.budget_source import EffectiveBudget, below_floor_text, bytes_of, checkpoints_text
 from compile_remat.planning.request import ChosenPlan, Replay
+from compile_remat.report import joined
 
 LOWER, FASTER = 0.99, 0.005
 """Another plan is reported if its peak is below the first share of the plan's peak, or saves the second share of its step time."""
@@ -53,7 +54,9 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
         raise error
     message = below_floor_text(effective, budget_bytes, plan.peak_bytes)
     if isinstance(error, TagConflictError):
-        message += f", and without MUST_SAVE and MUST_RECOMPUTE it would be {format_bytes(error.free_floor_bytes)}"
+        message += f"; without MUST_SAVE and MUST_RECOMPUTE it would be {format_bytes(error.free_floor_bytes)}"
+    else:
+        message = joined(message, checkpoints_text(effective, planner.problem))
     warn(message)
     return ChosenPlan(plan, plan.peak_bytes, message)
 
@@ -95,8 +98,8 @@ def lapsed_text(lapsed: frozenset[str]) -> str:
     if not lapsed:
         return ""
     names = " and ".join(sorted(tag.upper() for tag in lapsed))
-    own = " (which torch.utils.checkpoint stands for)" if PREFER_RECOMPUTE in lapsed else ""
-    return f"set aside: {names}{own}; with every tag obeyed the peak would be higher"
+    own = " (the tag of torch.utils.checkpoint)" if PREFER_RECOMPUTE in lapsed else ""
+    return f"tags of activation checkpointing set aside: {names}{own}; with them the peak would be higher"
 
 
 def _conflict(planner: Planner, plan: Plan, budget_bytes: int, written: str) -> BudgetError:
@@ -168,5 +171,5 @@ def gain_of_constant(planner: Planner, plan: Plan, effective: EffectiveBudget, *
         return ""
     return (
         f'with inputs="constant" the peak would be {format_bytes(other.peak_bytes)} and the extra time '
-        f"{format_time(other.extra_time_ns)}, as the backward might read every input"
+        f"{format_time(other.extra_time_ns)}, because the backward could read every input again"
     )

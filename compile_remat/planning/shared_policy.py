@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compile_remat._util.live_buffer import LiveBuffer
-from compile_remat._util.units import format_bytes
+from compile_remat._util.units import format_bytes, in_one_unit
+from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError, SharedBudgetError, warn
 from compile_remat.passes import (
     Planner,
@@ -14,7 +15,7 @@ from compile_remat.passes import (
     plain_option,
     plan_options,
 )
-from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of
+from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of, checkpoints_text
 from compile_remat.planning.joint_allocation import Allocation, RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.plan_policy import keyed, lapsed_text, planners
 from compile_remat.planning.request import ChosenPlan, SharedOption
@@ -69,7 +70,8 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     allowed = allowed_text(replace(effective, source=effective.source or "memory_budget"), limit_bytes)
     text = f"{allowed}, and the graphs of this step need {format_bytes(peak_bytes)}"
     if request.may_miss:
-        text += ", because the first ones were planned as if they were alone; from the next step on they are planned together"
+        text += " this once: the first of them were planned as if no other followed; the next step's plans are chosen together"
+    text = joined(text, checkpoints_text(effective, planner.problem))
     warn(text)
     return replace(choice, message=joined(choice.message, text))
 
@@ -80,7 +82,7 @@ def excess_text(
     *,
     num_runs: int,
     source: str,
-    written: str,
+    budget: MemoryBudget,
     largest: Sequence[LiveBuffer] = (),
 ) -> str:
     """Returns a sentence about a step whose lowest plans exceed a budget that may be exceeded; empty if the step keeps it.
@@ -88,7 +90,7 @@ def excess_text(
     Args:
         found: Plans of the step.
         source: Origin of a budget that may be exceeded; empty if exceeding it is an error.
-        written: The budget as the user wrote it.
+        budget: The budget as the user gave it.
 
     Raises:
         SharedBudgetError: The step exceeds a budget that must hold.
@@ -96,10 +98,14 @@ def excess_text(
     if limit_bytes is None or found.peak_bytes <= limit_bytes:
         return ""
     if not source:
-        raise SharedBudgetError(limit_bytes, found.peak_bytes, tuple(largest), num_runs=num_runs, written=written)
+        raise SharedBudgetError(
+            limit_bytes, found.peak_bytes, tuple(largest), num_runs=num_runs, written=budget.written
+        )
+    allowed, needed = in_one_unit(limit_bytes, found.peak_bytes)
+    origin = f" (set by {budget.origin})" if budget.origin else ""
     return (
-        f"{source} allows {format_bytes(limit_bytes)}, and {num_runs} runs of compiled graphs need "
-        f"{format_bytes(found.peak_bytes)} in a step; these are their lowest plans"
+        f"{source} allows {allowed}{origin}, and {num_runs} runs of compiled graphs need {needed} in a step at least: "
+        "each graph runs with its lowest plan"
     )
 
 

@@ -293,7 +293,7 @@ class SharedBudget(Hook):
             found = allocate(calls, menus, limit_bytes)
             if limit_bytes is None or found.peak_bytes <= limit_bytes:
                 return found, limit_bytes
-        warn(excess_text(found, limit_bytes, num_runs=len(calls), source=self.source, written=self.budget.written))
+        warn(excess_text(found, limit_bytes, num_runs=len(calls), source=self.source, budget=self.budget))
         return found, limit_bytes
 
     def _limit_bytes(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> int | None:

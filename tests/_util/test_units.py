@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_remat._util.units import exact_size, format_bytes, format_time, parse_bytes
+from compile_remat._util.units import exact_size, format_bytes, format_time, in_one_unit, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,20 @@ def test_format_bytes_is_close_and_never_1024(nbytes: int) -> None:
     number, unit = format_bytes(nbytes).split()
     assert float(number) < 1024
     assert abs(parse_bytes(number + unit) - nbytes) <= max(1, nbytes * 0.05)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "texts"),
+    [
+        ((), []),
+        ((701_030, 1_402_061, 1_030_656), ["684.6 KiB", "1369.2 KiB", "1006.5 KiB"]),
+        ((900 << 20, 20 << 30), ["900.0 MiB", "20480.0 MiB"]),
+        ((512, 0, 2048), ["512 B", "0 B", "2048 B"]),
+        ((1 << 10, 20 << 30), ["1.0 KiB", "20.0 GiB"]),
+    ],
+)
+def test_amounts_of_one_sentence_have_one_unit(sizes: tuple[int, ...], texts: list[str]) -> None:
+    assert in_one_unit(*sizes) == texts
 
 
 @pytest.mark.parametrize(

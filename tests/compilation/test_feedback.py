@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import compile_remat
 from compile_remat import BudgetError, PlannerWarning
-from compile_remat._util.units import format_bytes
+from compile_remat._util.units import in_one_unit
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.compilation import feedback
@@ -195,8 +195,10 @@ def test_checkpoints_that_are_set_aside_are_no_error_below_the_floor(budget: flo
     (report,) = compile_remat.reports()
     assert report.plan is not None and report.observed_peak_bytes is not None and report.budget_bytes is not None
     if report.observed_peak_bytes > report.budget_bytes:  # said once, with the floor of the code that runs
-        assert report.message.count("; this is the lowest plan") == 1
-        assert f"lowest reachable peak ({format_bytes(report.observed_peak_bytes)})" in report.message
+        assert report.message.count("the graph runs with its lowest plan") == 1
+        *_, lowest = in_one_unit(report.budget_bytes, report.observed_peak_bytes)
+        assert f"lowest reachable peak ({lowest})" in report.message
+        assert "own activation checkpoints" in report.message and "gradient_checkpointing=False" in report.message
 
 
 @pytest.mark.usefixtures("empty_kernels")

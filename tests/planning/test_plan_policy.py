@@ -166,7 +166,7 @@ def test_a_checkpoint_is_set_aside_where_the_budget_demands_it() -> None:
     assert not any(name.startswith("mm") for name in whole.plan.saved) and not whole.report.message
     assert any(name.startswith(("mm", "sin")) for name in lowest.plan.saved)
     assert lowest.plan.peak_bytes < whole.plan.peak_bytes / 2
-    assert "PREFER_RECOMPUTE (which torch.utils.checkpoint stands for)" in lowest.report.message
+    assert "PREFER_RECOMPUTE (the tag of torch.utils.checkpoint)" in lowest.report.message
     between = planned(model(), f"{(lowest.plan.peak_bytes + whole.plan.peak_bytes) // 2} B")
     assert between.plan.is_feasible and between.report.message == lowest.report.message
     assert {p.plan.problem_key for p in (whole, lowest, between)} == {whole.problem.key()}
@@ -454,6 +454,20 @@ def test_torchs_ratio_below_the_floor_is_the_lowest_plan_and_a_warning() -> None
     lowest = planned(Blocks(None, 4), "min").plan
     assert found.plan.peak_bytes <= lowest.peak_bytes / 0.99
     assert found.report.floor_bytes == found.plan.peak_bytes and "lowest plan" in found.report.message
+
+
+@pytest.mark.parametrize(("checkpointed", "count"), [("plain", 1), (None, 0)])
+def test_a_missed_fraction_names_its_setting_and_the_models_checkpoints(
+    checkpointed: str | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMAT_MEMORY_BUDGET", "0.05")
+    with pytest.warns(PlannerWarning, match=r"memory_budget = 0\.05 allows"):
+        message = unbudgeted(Blocks(checkpointed, 4)).report.message
+    assert "set by the environment variable REMAT_MEMORY_BUDGET" in message
+    assert message.count("the model's own activation checkpoints make this fraction so low") == count
+    assert len(re.findall(r"\(\d+ tensors may not be saved\)", message)) == count
+    with pytest.warns(PlannerWarning, match=r"set by the option 'memory_budget'\)"):
+        unbudgeted(Blocks(checkpointed, 4), memory_budget=0.05)
 
 
 def test_torchs_ratio_zero_is_min_and_one_is_no_ratio() -> None:

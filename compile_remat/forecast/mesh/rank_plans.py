@@ -88,7 +88,7 @@ def _together(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: E
         budget_bytes,
         num_runs=len(calls),
         source=effective.source,
-        written=effective.budget.written,
+        budget=effective.budget,
         largest=max(plans, key=lambda plan: plan.peak_bytes).largest,
     )
     own = _alone_in_memory(calls)
