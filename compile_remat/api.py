@@ -101,7 +101,7 @@ def look(
     """
     config = _config(settings)
     if problem := version_problem():
-        raise RematError(f"{problem}: nothing can be planned with this torch.")
+        raise RematError(f"{problem}: install a supported torch to plan.")
     seen: list[Planned] = []
     failed: list[RematError] = []
 
@@ -138,7 +138,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
         return _first(look(model, inputs, observes=True, **settings)).report
     except BudgetError as error:
         lowest = _first(look(model, inputs, observes=True, **{**settings, "memory_budget": "min"})).report
-        text = f"training would raise a BudgetError: {' '.join(str(error).splitlines()[:2])} This is the lowest plan"
+        text = f"training would raise a BudgetError: {' '.join(str(error).splitlines()[:2])} This report shows the lowest plan"
         found = lowest.plan and replace(lowest.plan, status=Status.INFEASIBLE, budget_bytes=error.budget_bytes)
         message = joined(lowest.message, text)
         return replace(lowest, budget=error.written, budget_bytes=error.budget_bytes, plan=found, message=message)
@@ -178,11 +178,13 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     warn_of_settings_left_aside("largest_batch", settings)
     builder, target = _on_device(model, settings)
     if "batch" not in builder.sizes():
-        raise ConfigError(f"batch: the builder {builder.name} takes none.")
+        raise ConfigError(f"batch: the builder {builder.name} takes none, so no largest batch can be searched.")
     target = replace(target, estimate=True, budget=MemoryBudget("auto"), slices="off")
     found = forecast(builder, target, needs_max_batch=True).largest
     if found is None:
-        raise ConfigError(f"device = {target.device!r}: its capacity is not known; set capacity.")
+        raise ConfigError(
+            f"device = {target.device!r}: its capacity is not known; set capacity to the bytes that may be used."
+        )
     return found
 
 
@@ -245,7 +247,9 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
     builder = Builder(model, **sizes)
     config = _config(settings)
     if config.device == "detect":
-        raise ConfigError(f"device: a plan for {builder.name} needs the name of a device, or a JSON file.")
+        raise ConfigError(
+            f"device is not set: a plan for {builder.name} needs the name of a device or a JSON file of its figures."
+        )
     return builder, Target(
         config.device,
         config.memory_budget,
@@ -323,7 +327,9 @@ def install(**settings: Any) -> None:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)
     if config.gradients == "early":
-        warn("gradients = early needs torch.compile(backend='remat'); under install() gradients leave at the end")
+        warn(
+            "gradients = early needs torch.compile(backend='remat'); under install() gradients leave the backward at its end"
+        )
     note_uncached(config)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
     settings_now = settings_for(config, here)

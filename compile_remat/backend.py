@@ -251,7 +251,9 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
         ConfigError: There is such an option.
     """
     if options.get(PARTITIONER_OPTION) is not None:
-        raise ConfigError(f"the backend remat sets {PARTITIONER_OPTION!r} itself; use the backend inductor with yours.")
+        raise ConfigError(
+            f"the backend remat sets {PARTITIONER_OPTION!r} itself; use backend='inductor' with a partitioner of your own."
+        )
     for name, value in options.items():
         problem = inductor_options.inductor_option_problem(name, value)
         if problem:

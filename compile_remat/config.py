@@ -114,7 +114,7 @@ def _passes(raw: object) -> tuple[UserPass, ...] | None:
     if raw is None or (isinstance(raw, str) and raw.strip().lower() == "none"):
         return None
     if isinstance(raw, str):
-        raise ConfigError("a pass is an object, not text: give it as an option, or to RematConfig.")
+        raise ConfigError("a pass is a callable, not text: give it in options, or to RematConfig.")
     given = raw if isinstance(raw, tuple | list) else (raw,)
     return tuple(map(_pass, given)) or None
 

@@ -32,7 +32,7 @@ from compile_remat.errors import warn
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.report import reports
 
-NOWHERE = 'memory_budget holds nowhere: torch.compile(backend="remat") has got no graph that trains'
+NOWHERE = 'memory_budget holds nowhere: torch.compile(backend="remat") has got no graph with a backward'
 
 
 class Watch:
@@ -68,7 +68,7 @@ class Watch:
         if self.is_called or self._said or not is_normal or any(report.plan is not None for report in reports()):
             return
         if self.has_trained or has_gradients(gc.get_objects()):
-            self._say("at exit", "TORCH_LOGS=graph_breaks tells what Dynamo has tried")
+            self._say("at exit", "TORCH_LOGS=graph_breaks shows where Dynamo stops")
 
     def _attempted(self, attempt: Attempt) -> None:
         if not torch.is_grad_enabled():
@@ -80,7 +80,7 @@ class Watch:
                 self._once_trained(attempt.values, lambda: self._say("given up", given_up))
             return
         inner = [value for value in attempt.values if is_compiled_by(value, remat)]
-        text = f"What it was given is traced as a part of {attempt.code.co_qualname}, which another backend compiles"
+        text = f"The model is traced as a part of {attempt.code.co_qualname}, which another backend compiles: compile it once"
         self._once_trained(inner, lambda: self._say("inside", text))
 
     def _note(self) -> None:

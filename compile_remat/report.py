@@ -338,7 +338,7 @@ def write(report: Report, report_dir: str) -> None:
     try:
         write_atomically(path, report.to_json())
     except OSError as error:
-        LOG.warning("report_dir: %s cannot be written (%s)", path, error)
+        LOG.warning("report_dir: the report %s cannot be written (%s)", path, error)
 
 
 def amend(report: Report, report_dir: str | None, **changes: Any) -> None:

@@ -375,7 +375,7 @@ def test_values_that_are_no_passes() -> None:
     assert "cannot be read: " in error_of(joint_passes=Pass(lambda: None))
     with pytest.raises(ConfigError) as caught:
         RematConfig.resolve({}, {"REMAT_JOINT_PASSES": "my_passes"})
-    assert "(from the environment variable REMAT_JOINT_PASSES): a pass is an object, not text" in str(caught.value)
+    assert "(from the environment variable REMAT_JOINT_PASSES): a pass is a callable, not text" in str(caught.value)
 
 
 def test_unknown_variables_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -165,7 +165,8 @@ def test_without_an_identity_no_cache_is_used_and_one_warning_says_so(tmp_path: 
         found = recompiled({"joint_passes": (Squares(), Squares("a")), "plan_dir": str(tmp_path / "plans")}, 3)
     assert found == [False] * 3
     said = [str(w.message) for w in noted if issubclass(w.category, PlannerWarning)]
-    text = "joint_passes: Squares has no uuid(), so graphs are compiled without torch's caches and without plan_dir"
+    text = "joint_passes: Squares has no uuid(), so graphs are compiled without torch's caches and without plan_dir; "
+    text += "define uuid() to have them"
     assert said == [f"compile_remat: {text}"]
     assert counters["inductor"]["fxgraph_cache_hit"] == counters["inductor"]["fxgraph_cache_miss"] == 0
     assert counters["aot_autograd"]["autograd_cache_saved"] == 0

@@ -27,7 +27,7 @@ from compile_remat.planning.settings import without_identity
 from compile_remat.report import Report, record
 
 UNFUSED = (
-    "compiler = 'eager' runs operator by operator: values that the plan counts on Inductor to fuse take memory as well"
+    "compiler = 'eager' runs operator by operator: tensors that Inductor would fuse into one kernel take memory as well"
 )
 """Caveat of every plan that is not run by Inductor; the warning appears once in a process."""
 
@@ -56,7 +56,8 @@ def note_uncached(config: RematConfig) -> None:
     """Warn, once in a process, if a pass of the user has no identity: caches and `plan_dir` are not used."""
     if names := without_identity(config.joint_passes or ()):
         warn_once(
-            f"joint_passes: {', '.join(names)} has no uuid(), so graphs are compiled without torch's caches and without plan_dir"
+            f"joint_passes: {', '.join(names)} has no uuid(), so graphs are compiled without torch's caches and without plan_dir; "
+            "define uuid() to have them"
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from compile_remat._torch.sizes import sizes_at
-from compile_remat._util.units import format_bytes
+from compile_remat._util.units import format_bytes, in_one_unit
 from compile_remat.compilation.region_run import RegionRun, run_region, run_unsplit
 from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted
@@ -131,7 +131,7 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         if target_bytes is None:
             return list(reports)
         if target_bytes == LOWEST.target_bytes:
-            text = "the lowest plan that was found: none was expected to fit, and this one does"
+            text = "no plan was predicted to fit, but the code of the lowest plan does"
             return [replace(report, message=joined(report.message, text)) for report in reports]
         text = f"planned for {format_bytes(target_bytes)}, as Inductor's code for the budget needed more than it"
         return [replace(report, message=joined(report.message, text)) for report in reports]
@@ -140,8 +140,8 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
     if is_lowest(report):
         check_floor(report, settings)
         return [_below_floor(report, settings, report.budget_bytes + excess_bytes)]
-    needed = format_bytes(report.budget_bytes + excess_bytes)
-    text = f"Inductor's code needs {needed}, which is {format_bytes(excess_bytes)} too much"
+    needed, excess = in_one_unit(report.budget_bytes + excess_bytes, excess_bytes)
+    text = f"Inductor's code needs {needed}, which is {excess} above the budget"
     warn(text)
     return [replace(report, message=joined(report.message, text))]
 

@@ -70,6 +70,6 @@ def lowered_plain(
         before.put_back()
     run = seen[0] if seen else emissions.region_run()
     if run is None:
-        warn(f"the peak of plain torch.compile is estimated, as its graphs cannot be read ({reason})")
+        warn(f"the peak of plain torch.compile is estimated, because Inductor's graphs of it cannot be read ({reason})")
         return None
     return PlainFacts(run.peak_bytes, run.peak_bytes) if run.facts is None else PlainFacts.of(run.facts)

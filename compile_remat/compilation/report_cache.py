@@ -39,7 +39,8 @@ def text_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
         return cache_key_text.compilation_text(gm, example_inputs)
     except Exception:  # a graph may hold anything, and its text must not stop a training run
         LOG.warning(
-            "a graph has no name for its side file: a process that hits the cache will have no report", exc_info=True
+            "a graph has no name for its stored report: a process that finds it in torch's cache has no report of it",
+            exc_info=True,
         )
         return None
 
@@ -83,7 +84,11 @@ def store(path: Path, kept: Kept) -> None:
     try:
         write_atomically(path, json.dumps(document, indent=1))
     except OSError as error:
-        LOG.warning("%s cannot be written (%s): a process that hits the cache will have no report", path, error)
+        LOG.warning(
+            "%s cannot be written (%s): a process that finds the graph in torch's cache has no report",
+            path,
+            error,
+        )
 
 
 def _pictures_of(report: Report) -> PictureSource | None:

@@ -130,7 +130,10 @@ class Rounds:
         is_same = abs(emitted_bytes - observed_bytes) <= SAME * observed_bytes
         if not is_same:
             LOG.warning(
-                "graph %s: observed %d bytes, its code needs %d", report.graph_key, observed_bytes, emitted_bytes
+                "graph %s: predicted peak %d bytes, but its code needs %d. Please report this",
+                report.graph_key,
+                observed_bytes,
+                emitted_bytes,
             )
         return is_same
 

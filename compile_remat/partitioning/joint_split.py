@@ -229,7 +229,7 @@ def partition(
         return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
     if written := writes_in_place(joint_module):
         raise ConfigError(
-            f"the joint graph is not functional: {written[0].format_node()} writes in place, and what is recomputed behind it "
+            f"the joint graph is not functional: {written[0].format_node()} writes in place, and an operator that is recomputed "
             "would read other values. Leave functionalization on (aot_function's disable_functionalization=False), or take torch's "
             "default_partition."
         )
@@ -243,6 +243,6 @@ def partition(
 def warn_of_fallback(reason: str) -> None:
     """Warn that the planner failed and that training goes on."""
     warn(
-        f"the planner failed ({reason}); this graph runs with torch's own choice of saved tensors and no promise about its "
-        "peak. Please report this."
+        f"the planner failed ({reason}); this graph runs with torch's own choice of saved tensors, and memory_budget may not "
+        "hold. Please report this."
     )

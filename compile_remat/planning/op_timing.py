@@ -81,7 +81,8 @@ def _times_here(
     except Exception as error:  # the other ranks wait for an answer, and a graph can be planned without times
         LOG.warning("the operators of a graph cannot be timed", exc_info=True)
         warn(
-            f"the operators of a graph cannot be timed ({type(error).__name__}: {error}); cost_model is roofline for it"
+            f"the operators of a graph cannot be timed ({type(error).__name__}: {error}); their times are estimated "
+            "(cost_model = roofline)"
         )
         return Times()
     file.note(graph, list(found))
@@ -122,7 +123,9 @@ def _measured(
                     known[recipe.signature] = time_ns(recipe, place, _free_bytes(place), clock)
                     file.add({recipe.signature: known[recipe.signature]})
                 except CannotTime as error:
-                    LOG.info("%s is not timed, the roofline prices it: %s", recipe.signature, error)
+                    LOG.info(
+                        "%s cannot be timed, and cost_model = roofline estimates its time: %s", recipe.signature, error
+                    )
                 advance()
         if place.type == "cuda":
             torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ from compile_remat.passes import Status
 from compile_remat.passes.graph.slices.largest import NotSliced
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.joint_problem import JointModule, PlanContext, PreparedGraph, prepare
-from compile_remat.planning.plan_store import PinnedInSlices, PinnedPlan, store_plan
+from compile_remat.planning.plan_store import DELETE, PinnedInSlices, PinnedPlan, store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
 from compile_remat.planning.variants import Candidate, Variant, Variants, best_of, is_slower, reasons_of
@@ -217,8 +217,7 @@ class _Pipeline:
         variant = self.variants.with_products(pinned.plan.sliced)
         if variant.products != pinned.plan.sliced:
             raise PlanMismatchError(
-                f"{pinned.path} has rows in slices ({pinned.plan.slices_text}) that this graph cannot have so. "
-                "Delete it to have a new plan written."
+                f"{pinned.path} has rows in slices ({pinned.plan.slices_text}) that this graph cannot have. {DELETE}"
             )
         return self._planned(variant, pinned)
 

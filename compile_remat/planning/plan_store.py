@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compile_remat._util.atomic_write import write_atomically
-from compile_remat._util.units import format_bytes
+from compile_remat._util.units import in_one_unit
 from compile_remat.errors import PlanMismatchError, warn
 from compile_remat.passes import Plan, Planner, PlanOption, Problem, Status
 from compile_remat.passes.problem.constant_inputs import has_snapshots, without_snapshots
 from compile_remat.passes.problem.tags import MUST, obeying
 from compile_remat.planning.budget_source import EffectiveBudget
 from compile_remat.planning.request import ChosenPlan
+
+DELETE = "Delete it to have a new plan written."
 
 
 def _plan_path(key: str, plan_dir: str | None) -> Path | None:
@@ -64,9 +66,7 @@ def stored_plan(key: str, plan_dir: str | None) -> PinnedPlan | None:
             return None
         raise PlanMismatchError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise PlanMismatchError(
-            f"{path} is not a plan of this version: {error}. Delete it to have a new plan written."
-        ) from None
+        raise PlanMismatchError(f"{path} is not a plan of this version: {error}. {DELETE}") from None
 
 
 def note_plan_of_constant_inputs(problem: Problem, plan_dir: str | None) -> None:
@@ -76,8 +76,8 @@ def note_plan_of_constant_inputs(problem: Problem, plan_dir: str | None) -> None
     path = _plan_path(without_snapshots(problem).key(), plan_dir)
     if path is not None and os.path.exists(path):  # `Path.exists` raises if the name is too long
         warn(
-            f"{path} is not replayed: it was made for inputs that do not change before the backward, and its backward may read "
-            'inputs that the backward of plain torch.compile does not read. Set inputs="constant" to go on with it, or delete it; '
+            f'{path} is not replayed: it was made under inputs="constant", and its backward may read inputs that change before '
+            'that backward runs. Set inputs="constant" to go on with it, or delete it; '
             f"a new plan is written to {problem.key()}.plan.json."
         )
 
@@ -94,21 +94,22 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
     if stored.problem_key != key:
         raise PlanMismatchError(
             f"{path} holds the plan of graph {stored.problem_key}, but this graph is {key}: the model, its sizes, the "
-            "device's figures or the version changed. Delete it to have a new plan written."
+            f"device's figures or the version changed. {DELETE}"
         )
     try:
         lenient = planner.on(obeying(planner.problem, MUST))  # a stored plan may have set aside the PREFER tags
         plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes, _again_of(stored))
     except KeyError as error:
-        raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
+        raise PlanMismatchError(f"{path} saves {error}, which this graph does not have. {DELETE}") from None
     except ValueError as error:
-        raise PlanMismatchError(f"{path} does not fit this graph: {error}.") from None
+        raise PlanMismatchError(f"{path} does not fit this graph: {error}. {DELETE}") from None
     plan = replace(plan, problem_key=key, status=Status.REPLAYED, written=stored.written)
     if budget_bytes is None or plan.is_feasible:
         return ChosenPlan(plan)
+    peak, budget = in_one_unit(plan.peak_bytes, budget_bytes)
     message = (
-        f"the pinned plan {path} has a predicted peak of {format_bytes(plan.peak_bytes)}, above the budget of "
-        f"{format_bytes(budget_bytes)}; delete it to have a new plan written"
+        f"the pinned plan {path} has a predicted peak of {peak}, above the budget of {budget}; "
+        "delete it to have a new plan written"
     )
     warn(message)
     return ChosenPlan(plan, message=message)
@@ -133,4 +134,4 @@ def store_plan(plan: Plan, plan_dir: str | None, key: str = "") -> None:
     try:
         write_atomically(path, plan.to_json() + "\n")
     except OSError as error:
-        warn(f"plan_dir: {path} cannot be written ({error}); this plan is not pinned")
+        warn(f"plan_dir: {path} cannot be written ({error}); the next process plans again")

@@ -137,7 +137,7 @@ def log_unbounded_sizes(joint: joint_graph.Joint) -> None:
     names = unbounded_of(joint.module.graph)
     if names:
         LOG.warning(
-            "sizes that only the data knows (%s) have no upper bound, and memory_budget may not hold: each counts as %d. Give a "
+            "data-dependent sizes (%s) have no upper bound, and memory_budget may not hold: the plan takes each as %d. Give a "
             "bound with torch._check",
             ", ".join(names),
             FALLBACK,

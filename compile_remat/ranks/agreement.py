@@ -158,7 +158,7 @@ class Agreement:
         if not is_late and is_certain and self._decide(TOGETHER) == TOGETHER:
             raise RankError(tuple(sorted(same)), text)
         if self.timeout_s:
-            warn(f"{text}; it is no error, because a rank did not wait for the others")
+            warn(f"{text}; training goes on, because a rank did not wait for the others")
 
     def _all_planned(self) -> tuple[Posts, bool]:
         """Returns the ranks' posts about their plans, and True if every rank gets the same posts."""

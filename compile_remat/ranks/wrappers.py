@@ -73,7 +73,9 @@ def held_by_running() -> Held | None:
     try:
         tree = running_fsdp()
     except AttributeError as error:
-        warn(f"what FSDP2 holds beside the graphs is not known on torch {torch.__version__} ({error})")
+        warn(
+            f"the bytes that FSDP2 holds beside the graphs are not known on torch {torch.__version__} and not counted ({error})"
+        )
         return None
     return None if tree is None else held_by_fsdp(tree)
 

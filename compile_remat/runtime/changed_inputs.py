@@ -115,7 +115,7 @@ class ChangedInputs(Hook):
         try:
             require_memory(0, sum(t.nbytes for t in comparable.values()), ())
         except NotComparable as why:
-            text = f"compile_remat: inputs that change before the backward are not found: {why}"
+            text = f"compile_remat: changes of inputs before the backward are not looked for: {why}"
             warnings.warn(text, CheckWarning, stacklevel=2)
             return {}
         return {k: (t, t.to("cpu", copy=True)) for k, t in comparable.items()}

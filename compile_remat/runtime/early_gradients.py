@@ -65,7 +65,9 @@ class EarlyGradients(Hook):
         with receiving(delivery.receive):
             returned = run(*arguments)
         for reason in sorted(delivery.reasons - self._warned):
-            warn(f"gradients = early: some leave the backward at its end, and a plan does not count on that: {reason}")
+            warn(
+                f"gradients = early: some leave the backward at its end, and the peak may be above the predicted one: {reason}"
+            )
         self._warned |= delivery.reasons
         return delivery.handed.completed(returned)
 
@@ -93,7 +95,10 @@ class _Delivery:
             GradientError: The running node has another number of tensor arguments than the code.
         """
         if place.edges != len(self.nodes):
-            raise GradientError(f"a graph of {place.edges} tensors has an autograd node of {len(self.nodes)}")
+            raise GradientError(
+                f"gradients = early: the code of a graph takes {place.edges} tensors, but its autograd node {len(self.nodes)}. "
+                "Please report this, and set gradients = 'end' until it is mended."
+            )
         node = self.nodes[place.edge]
         reason = self._why_at_the_end(node, gradient, place)
         if reason:
@@ -113,7 +118,7 @@ class _Delivery:
         if place.edge == MOVED:
             return "Inductor put a kernel that reads a parameter behind its gradient"
         if node is None:
-            return "an argument that was a leaf when the graph was compiled is none now"
+            return "an argument was a leaf when the graph was compiled, and is not one now"
         key = id(node.variable)
         if key in self.own.at_the_end:
             return self.own.at_the_end[key]
@@ -128,5 +133,5 @@ def _complain(leaf: torch.Tensor) -> None:
     raise GradientError(
         f"a parameter of shape {tuple(leaf.shape)} got a gradient early and gets another one in the same backward, from code that "
         "is not compiled or is compiled with gradients = 'end'; its hooks have run on a part of the gradient. "
-        "Set gradients = 'end' for this model."
+        "Compile that code with gradients = 'early' as well, or set gradients = 'end'."
     )

@@ -23,7 +23,7 @@ from compile_remat._torch.ambient import read_random_state, write_random_state
 from compile_remat._torch.autograd_node import Backward, compiled_node, keeping_version, sequence_number, written_by
 from compile_remat._torch.sizes import in_blocks
 from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
-from compile_remat._util.units import MIB, format_bytes
+from compile_remat._util.units import MIB, exact_size, format_bytes, in_one_unit
 from compile_remat.errors import warn
 from compile_remat.planning.request import FitBelow
 from compile_remat.ranks.board import note_failure
@@ -147,7 +147,7 @@ class OomRecovery(Hook):
     def _problem_of(self, args: Sequence[Any], room_bytes: int) -> str:
         """Returns the reason why the forward could not run again on these arguments; empty if it could."""
         if self.written is None:
-            return "what the graph writes into is not known"
+            return "the inputs that the graph overwrites are not known"
         tensors = [args[k] for k in self.written]
         if any(not is_plain_tensor(t) or t.requires_grad for t in tensors):
             return "the graph writes into an input that requires a gradient, or into a tensor of another kind"
@@ -155,7 +155,7 @@ class OomRecovery(Hook):
         if nbytes > SMALL_BYTES:
             return f"the graph overwrites inputs of more than {format_bytes(SMALL_BYTES)}, of which no copy is kept"
         if nbytes > room_bytes:
-            return f"the budget has no room for copies of what the graph overwrites ({format_bytes(nbytes)})"
+            return f"the budget has no room for copies of the inputs that the graph overwrites ({format_bytes(nbytes)})"
         return ""
 
     def _start(self, args: Sequence[Any]) -> Start:
@@ -202,7 +202,7 @@ class OomRecovery(Hook):
                 if start is None:
                     raise CannotRetry("the forward of this step was not seen")
                 if call.num_delivered:
-                    raise CannotRetry("gradients have left its backward already (gradients = early)")
+                    raise CannotRetry("gradients have left the backward already (gradients = early)")
                 if refusal := self._refusal(region):
                     raise CannotRetry(refusal)
                 inputs = start.arguments()
@@ -236,11 +236,11 @@ class OomRecovery(Hook):
     def _refusal(self, region: CompiledRegion) -> str:
         """Returns the reason why the region is not planned again; empty if it can be."""
         if self.communicates:
-            return "it communicates with other ranks, which do not run it again"
+            return "the graph communicates with other ranks, which do not run it again"
         peak_bytes = region.running.plan.peak_bytes
         if peak_bytes == self.lowest_bytes or (self.is_minimum and region.state is PlanState.EXCLUSIVE):
             return f"the plan that ran is the lowest, with a predicted peak of {format_bytes(peak_bytes)}"
-        return "" if self.retries > 0 else "it was planned again as often as oom_retry allows"
+        return "" if self.retries > 0 else "the graph was planned again as often as oom_retry allows"
 
     def _plan_lower(self, region: CompiledRegion, failure: torch.OutOfMemoryError) -> None:
         """Replace the plan that ran out of memory by a lower one.
@@ -268,9 +268,11 @@ class OomRecovery(Hook):
             raise CannotRetry(self._refusal(region))
         text = f"planned again after running out of memory with a predicted peak of {format_bytes(peak_bytes)}"
         region.publish(replace(lower.report, message="; ".join(filter(None, (lower.report.message, text)))))
+        before, now = in_one_unit(peak_bytes, lower.plan.peak_bytes)
+        enough = exact_size(-(-lower.plan.peak_bytes // MIB) * MIB)
         warn(
-            f"out of memory with a predicted peak of {format_bytes(peak_bytes)}; planned again, now "
-            f"{format_bytes(lower.plan.peak_bytes)}. Set memory_budget to have that from the start"
+            f"out of memory with a predicted peak of {before}; planned again with one of {now}, and the step is repeated. "
+            f'Set memory_budget to "{enough}" to have that from the start'
         )
         LOG.info("the error was: %s", failure)
         region.run_under(lower)

@@ -377,7 +377,9 @@ def _compiled(region: CompiledRegion, request: Request) -> RunningPlan | None:
         ours = find_error(error, RematError)
         if ours is not None:
             raise ours from None
-        warn(f"another plan does not compile ({type(error).__name__}: {error}); the one that ran goes on running")
+        warn(
+            f"a new plan for the shared budget does not compile ({type(error).__name__}: {error}); the plan that ran before stays"
+        )
         LOG.warning("a plan does not compile", exc_info=True)
         return None
 

@@ -148,7 +148,7 @@ def test_a_graph_with_collectives_does_not_run_again_on_one_rank(two: Ranks) -> 
     (fine, (error, notes, _)) = two(jobs.out_of_memory, "collective", "forward")
     assert fine == ("", [], 1)
     assert error == "OutOfMemoryError"
-    assert "it communicates with other ranks, which do not run it again" in notes[-1]
+    assert "the graph communicates with other ranks, which do not run it again" in notes[-1]
 
 
 def test_a_job_that_hangs_fails_the_test() -> None:

@@ -379,7 +379,7 @@ def test_a_check_without_memory_for_copies_warns(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(side_runs, "host_free_bytes", lambda: 1)
     x, scale, shift = arguments()
     with pytest.warns(
-        CheckWarning, match="inputs that change before the backward are not found: not enough host memory"
+        CheckWarning, match="changes of inputs before the backward are not looked for: not enough host memory"
     ):
         (y,) = region(checks=True)(x, scale, shift)
     shift.data.add_(1)

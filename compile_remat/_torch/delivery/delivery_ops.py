@@ -85,8 +85,8 @@ def _deliver(
 ) -> None:
     if not _receivers.stack:
         raise RuntimeError(
-            "compile_remat: a backward that was compiled with gradients = 'early' runs where nobody takes its gradients, as "
-            "under compiled autograd. Compile the model with gradients = 'end'."
+            "compile_remat: a backward that was compiled with gradients = 'early' runs outside of its own step, as under "
+            "compiled autograd, and its gradients would be lost. Compile the model with gradients = 'end'."
         )
     _receivers.stack[-1](gradient, Place(index, edge, edges, copied))
 
