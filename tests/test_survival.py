@@ -248,7 +248,7 @@ def _outside(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (AroundLSTM(), r"what Dynamo does not support, such as nn\.LSTM"),
+        (AroundLSTM(), r"code that Dynamo does not support, such as nn\.LSTM"),
         (lambda x: _outside(x.sin()).cos(), "compiler.disable"),
     ],
 )

@@ -40,7 +40,7 @@ class NumberFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            LOG.warning("%s cannot be read (%s): what stands in it is measured again", self.path, error)
+            LOG.warning("%s cannot be read (%s): its numbers are measured again", self.path, error)
             return {}
         return numbers
 

@@ -66,12 +66,12 @@ def format_bytes(nbytes: int) -> str:
 def in_one_unit(*sizes: int) -> list[str]:
     """Returns amounts of memory for one sentence: each rounded as by `format_bytes`, but all in the unit of the smallest one.
 
-    An amount of more than a million of that unit is written in its own unit.
+    An amount of 100,000 of that unit or more is written in its own unit.
     """
     smallest = min((nbytes for nbytes in sizes if nbytes > 0), default=0)
     scale, unit = next(((scale, unit) for scale, unit in _BINARY if format_bytes(smallest).endswith(unit)), (1, "B"))
     texts = [f"{nbytes / scale:.1f} {unit}" if scale > 1 else f"{nbytes} B" for nbytes in sizes]
-    return [text if nbytes < 10**6 * scale else format_bytes(nbytes) for text, nbytes in zip(texts, sizes, strict=True)]
+    return [text if nbytes < 10**5 * scale else format_bytes(nbytes) for text, nbytes in zip(texts, sizes, strict=True)]
 
 
 def format_time(time_ns: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def _unpickled(graph: Any) -> None:
-    raise RuntimeError("a pass that was unpickled has its identity alone and cannot run")
+    raise RuntimeError("a pass of joint_passes that was unpickled has its name and uuid alone and cannot run")
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def show_graphs(
         RematError: The model cannot be traced without data.
     """
     if problem := version_problem():
-        raise RematError(f"{problem}: nothing can be planned with this torch.")
+        raise RematError(f"{problem}: install a supported torch to plan.")
     is_cpu, has_flash = kind_of(device)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -154,8 +154,8 @@ def refuse(graphs: int, name: str) -> NoReturn:
     if graphs == 0:
         raise RematError(f"nothing to plan: {name} has no graph with a backward. Does a parameter require a gradient?")
     raise RematError(
-        f"{name} falls into {graphs} graphs, and only one can be planned without running it: "
-        "torch._dynamo.explain names what breaks them."
+        f"{name} falls into {graphs} graphs, and a model that is not run can be planned as one graph only. "
+        "Remove the graph breaks: torch._dynamo.explain lists them."
     )
 
 

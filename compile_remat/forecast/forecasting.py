@@ -380,7 +380,8 @@ def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: i
         return EffectiveBudget(MemoryBudget("max"))
     left = max(1, limit_bytes - others_bytes)
     return EffectiveBudget(
-        MemoryBudget("bytes", left), source=f"what {target.device} has left beside parameters and optimizer state"
+        MemoryBudget("bytes", left),
+        source=f"the memory that {target.device} has left beside parameters and optimizer state",
     )
 
 

@@ -82,7 +82,7 @@ class Worker:
         except (EOFError, ConnectionResetError):
             self.process.join()
             raise RematError(
-                f"a second process of the forecast ended with status {self.process.exitcode} and no result"
+                f"a second process of the forecast ended with exit status {self.process.exitcode} and no result"
             ) from None
         self.process.join(SECONDS_TO_END)
         if error is not None:

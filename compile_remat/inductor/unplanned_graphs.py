@@ -23,10 +23,10 @@ _NESTING = "_grad_increment_nesting"
 """Name of a function that Dynamo calls in the graphs of ``torch.func.grad``, ``vjp`` and similar transforms."""
 
 OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "cpp_wrapper": (bool, "its C++ code cannot be run dry, so that nothing compares its peak with the budget"),
+    "cpp_wrapper": (bool, "the peak of its C++ code cannot be read and compared with the budget"),
     "triton.multi_kernel": (
         bool,
-        "each kernel is chosen when it first runs, after its buffers were compared with the budget",
+        "each kernel is chosen when it first runs, after the peak was compared with the budget",
     ),
     "post_grad_fusion_options": (
         lambda passes: "activation_quantization_aten_pass" in passes,
@@ -53,7 +53,7 @@ def uncompiled_code(module: fx.GraphModule) -> str:
     """Describes code that Dynamo leaves out after a graph and that may hold memory of its own; empty for other graph breaks."""
     reason = str(getattr(getattr(module, "compile_subgraph_reason", None), "reason", ""))
     if reason == "step_unsupported":
-        return "Dynamo does not compile the rest of a function: it calls what Dynamo does not support, such as nn.LSTM"
+        return "Dynamo does not compile the rest of a function: it calls code that Dynamo does not support, such as nn.LSTM"
     if "torch.compiler.disable" in reason.partition("\n")[0]:
         return "a function under torch.compiler.disable runs in the middle of the step"
     return ""

@@ -211,11 +211,14 @@ def _known_or_measured(target: Any, call: Any, device_type: str) -> int:
         try:
             known[signature] = _measured(target, call, torch.device(device_type))
         except (MemoryError, torch.OutOfMemoryError) as error:
-            LOG.warning("the workspace of %s counts as none: %s", target, error)
+            LOG.warning("the workspace of %s cannot be measured and counts as 0 bytes: %s", target, error)
             return 0
         except Exception as error:  # an operator may raise anything on such numbers; training goes on
             LOG.info(
-                "the workspace of %s is not known: %s: %s", signature, type(error).__name__, str(error).splitlines()[:1]
+                "the workspace of %s cannot be measured and counts as 0 bytes: %s: %s",
+                signature,
+                type(error).__name__,
+                str(error).splitlines()[:1],
             )
             return 0
         file.add({signature: known[signature]})

@@ -150,7 +150,7 @@ class OomRecovery(Hook):
             return "the inputs that the graph overwrites are not known"
         tensors = [args[k] for k in self.written]
         if any(not is_plain_tensor(t) or t.requires_grad for t in tensors):
-            return "the graph writes into an input that requires a gradient, or into a tensor of another kind"
+            return "the graph writes into an input that requires a gradient, or into no plain tensor"
         nbytes = sum(in_blocks(t.nbytes, t.device.type) for t in tensors)
         if nbytes > SMALL_BYTES:
             return f"the graph overwrites inputs of more than {format_bytes(SMALL_BYTES)}, of which no copy is kept"

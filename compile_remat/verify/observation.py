@@ -57,7 +57,7 @@ def refuse_uncopyable(arguments: Iterable[Any]) -> None:
         if not isinstance(value, torch.Tensor):
             raise NotComparable(f"the graph takes a {type(value).__name__}, whose state cannot be saved")
         if not tensor_arguments.is_plain_tensor(value):
-            raise NotComparable(f"the graph takes a {type(value).__name__}, a tensor of another kind")
+            raise NotComparable(f"the graph takes a {type(value).__name__}, which is no plain tensor")
 
 
 def copy_arguments(
@@ -184,7 +184,7 @@ def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torc
 def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
     """Returns random numbers of magnitude 0.5 to 1.5 and of either sign, from a separate generator, equal in every side run."""
     if not tensor_arguments.is_plain_tensor(output):
-        raise NotComparable(f"the graph returns a {type(output).__name__}, a tensor of another kind")
+        raise NotComparable(f"the graph returns a {type(output).__name__}, which is no plain tensor")
     draw = torch.Generator(output.device).manual_seed(seed)
     kind = torch.complex64 if output.is_complex() else torch.float32
     numbers = torch.rand(output.shape, generator=draw, device=output.device, dtype=kind)
@@ -196,5 +196,5 @@ def _keep(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if not tensor_arguments.is_plain_tensor(value) and value.layout is torch.strided:
-        raise NotComparable(f"the graph gives a {type(value).__name__}, a tensor of another kind")
+        raise NotComparable(f"the graph returns a {type(value).__name__}, which is no plain tensor")
     return value.detach().to("cpu", copy=True)

@@ -50,7 +50,7 @@ def device_from_json(name: str, content: Any, where: str) -> Device:
             raise DeviceError(f'{where}: "{field}" is missing. Required: {", ".join(_REQUIRED)}.')
     for field in content:
         if field not in (*_FIELDS, "name", "hardware"):
-            raise DeviceError(f'{where}: "{field}" is no figure of a device.{did_you_mean(field, _FIELDS)}')
+            raise DeviceError(f'{where}: "{field}" is not a field of a device file.{did_you_mean(field, _FIELDS)}')
     rates = content["flops_per_s"]
     if not isinstance(rates, Mapping) or "float32" not in rates:
         raise DeviceError(f'{where}: "flops_per_s" has to map types to rates and to hold "float32".')

@@ -228,6 +228,6 @@ class Plan(Viewable):
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not a plan of schema {SCHEMA}")
         if data.get(NARROWED, []) != []:
-            raise ValueError('it saves values in fewer bits (narrow="auto"), which no version does any more')
+            raise ValueError('it saves values in fewer bits (narrow="auto"), which is no longer supported')
         fields = {name: item for name, item in data.items() if name not in ("schema", NARROWED)}
         return json_values.read_as(Plan, {"written": [], **fields})  # older files have no such field

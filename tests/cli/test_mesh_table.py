@@ -68,7 +68,7 @@ def test_a_device_without_links_has_no_price_for_collectives(capsys: pytest.Capt
         (["--device", "t4", "--shard", "fsdp2"], "--shard needs --mesh"),
         (["--device", "t4", "--node-size", "4"], "--node-size needs --mesh"),
         (["--device", "t4", "--param-dtype", "bf16"], "--param-dtype needs --mesh"),
-        ([*ON, "dp=2", "--param-dtype", "bf16"], "param_dtype is of FSDP2's MixedPrecisionPolicy, and shard is 'ddp'"),
+        ([*ON, "dp=2", "--param-dtype", "bf16"], "param_dtype is a setting of FSDP2, and shard is 'ddp'"),
         ([*ON, "dp=2", "--shard", "fsdp2", "--reduce-dtype", "bf61"], "reduce_dtype = 'bf61': no such type"),
         ([*ON, ""], "'' is no dimension"),
         ([*ON, "dp=2", "--network", "infiniband-ndx"], "no such link"),

@@ -12,7 +12,7 @@ EMIT = "tests.cuda_codegen.jobs.emit"
 
 
 @pytest.mark.parametrize(
-    ("broken", "text"), [("device", "believe in"), ("triton", "no Triton"), ("convolution", "not by cuDNN")]
+    ("broken", "text"), [("device", "accept"), ("triton", "no Triton"), ("convolution", "not by cuDNN")]
 )
 def test_convolutions_are_those_of_cudnn_and_what_is_not_installed_is_seen(broken: str, text: str, job: Job) -> None:
     """Without the fake cuDNN, convolutions are `Slow2d` and give another layout."""

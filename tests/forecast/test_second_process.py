@@ -80,7 +80,7 @@ def test_the_call_sees_what_the_first_process_saw_when_it_asked(
 
 
 def test_a_process_that_dies_is_an_error() -> None:
-    with started("wave") as worker, pytest.raises(RematError, match="ended with status 3"):
+    with started("wave") as worker, pytest.raises(RematError, match="ended with exit status 3"):
         worker.begin(Surroundings.now(), end)
         worker.process.join()
         worker.send("too late")

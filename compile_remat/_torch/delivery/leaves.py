@@ -57,9 +57,9 @@ def why_at_the_end(node: Any, gradient: torch.Tensor) -> str:
     if not is_plain_tensor(leaf) or not leaf.requires_grad:
         return "a parameter is a tensor subclass, or needs no gradient any more"
     if (gradient.dtype, gradient.device, gradient.shape) != (leaf.dtype, leaf.device, leaf.shape):
-        return "a gradient has another type than its parameter"
+        return "a gradient has another dtype, device or shape than its parameter"
     if leaf.grad is not None and not (is_plain_tensor(leaf.grad) and leaf.grad.dtype == leaf.dtype):
-        return "a .grad is a tensor of another kind"
+        return "a .grad is no plain tensor, or has another dtype than its parameter"
     if leaf._backward_hooks:
         return "a parameter has hooks of Tensor.register_hook or register_multi_grad_hook"
     if _has_hooks(node):

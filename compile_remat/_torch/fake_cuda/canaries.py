@@ -12,7 +12,7 @@ def problem() -> str:
     from torch.utils._triton import has_triton
 
     if not torch.cuda.is_available() or not torch._C._cuda_getCurrentRawStream(0) == 0:
-        return "torch does not believe in the fake device"
+        return "torch does not accept the fake device"
     if not has_triton():
         return "torch finds no Triton for the fake device"
     with FakeTensorMode(), torch.device("cuda"):

@@ -159,7 +159,7 @@ def _of_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], asked: Asked) -
     if planned is None:
         return None
     if planned.report.observed_peak_bytes is None or planned.report.plan is None:
-        return NotObserved("what Inductor made of the graph is not understood")
+        return NotObserved("the code that Inductor makes of the graph is not understood")
     return Observed(planned.report, planned.problem)
 
 

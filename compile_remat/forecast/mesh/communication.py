@@ -51,7 +51,9 @@ def times_in_graph(graph: fx.Graph, links: Links | None) -> tuple[tuple[str, int
             continue
         kind = _KINDS.get(collective.operator.removesuffix("_").removesuffix("_coalesced"))
         if kind is None:
-            raise RematError(f"the collective {collective.operator} has no price; known are {', '.join(_KINDS)}.")
+            raise RematError(
+                f"the collective {collective.operator} has no known time; there are formulas for {', '.join(_KINDS)}."
+            )
         found.append((collective.name, links.time_ns(kind, collective.nbytes, collective.ranks)))
     return tuple(found)
 

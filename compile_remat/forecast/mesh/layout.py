@@ -49,11 +49,13 @@ class MeshLayout:
         if self.node_size < 1:
             raise ConfigError(f"node_size = {self.node_size}: must be at least 1.")
         if self.reshard is not None and not self.is_fsdp:
-            raise ConfigError(f"reshard_after_forward is FSDP2's, and shard is {self.shard!r}.")
+            raise ConfigError(
+                f"reshard_after_forward is a setting of FSDP2, and shard is {self.shard!r}: leave it out."
+            )
         for name in ("param_dtype", "reduce_dtype"):
             written = getattr(self, name)
             if written is not None and not self.is_fsdp:
-                raise ConfigError(f"{name} is of FSDP2's MixedPrecisionPolicy, and shard is {self.shard!r}.")
+                raise ConfigError(f"{name} is a setting of FSDP2, and shard is {self.shard!r}: leave it out.")
             if written is not None and written not in DTYPES:
                 raise ConfigError(
                     f"{name} = {written!r}: no such type. Allowed: {', '.join(DTYPES)}.{did_you_mean(written, DTYPES)}"

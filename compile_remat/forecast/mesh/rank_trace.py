@@ -79,18 +79,20 @@ def trace_rank(
         RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
     """
     if has_process_group():
-        raise ConfigError("mesh: this process is a rank of a process group; plan in a process of its own.")
+        raise ConfigError("mesh: this process is a rank of a process group already; plan in another process.")
     with fake_mesh({"dp": layout.dp, "tp": layout.tp}) as mesh:
         with fake_tensors(builder.torch_dtype), NumbersAreZero():
             model, inputs = replace(builder, mesh=mesh).build()
         if layout.tp > 1 and not any(map(is_spread, model.parameters())):
             raise ConfigError(
-                f"tp = {layout.tp}: the builder {builder.name} spreads no parameter. It has to take `mesh` and apply "
+                f"tp = {layout.tp}: the builder {builder.name} shards no parameter. It has to take `mesh` and apply "
                 "tensor parallelism over mesh['tp'] itself; see docs/guides/planning-hardware.md."
             )
         blocks = blocks_of(model) if layout.shard == "fsdp2" else {}
         if layout.shard == "fsdp2" and not blocks:
-            raise ConfigError(f"shard = 'fsdp2': {builder.name} has no list of blocks; 'fsdp2-whole' needs none.")
+            raise ConfigError(
+                f"shard = 'fsdp2': {builder.name} has no list of blocks (nn.ModuleList); 'fsdp2-whole' needs none."
+            )
         shards = shards_of(model, blocks, layout, mesh, "cpu" if device.name == "cpu" else "cuda")
         input_bytes = _nbytes(inputs)
         if layout.forward_dtype is not None:

@@ -38,7 +38,7 @@ def spread_over(model: nn.Module, mesh: Any, *, heads: int, vocabulary: bool = F
         return
     size = mesh["tp"].size()
     if heads % size:
-        raise ConfigError(f"tp = {size}: {heads} heads cannot be shared out evenly.")
+        raise ConfigError(f"tp = {size}: {heads} attention heads cannot be divided by it.")
     plan: dict[str, Any] = {}
     for path, module in model.named_modules():
         names = path.split(".")

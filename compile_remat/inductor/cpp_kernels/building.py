@@ -163,7 +163,7 @@ def _note(key: str, library_key: str, path: str, number: int) -> None:
     try:
         write_atomically(_place_of(key), json.dumps([library_key, inside, number]))
     except OSError as error:
-        LOG.info("a built kernel will not be found again: %s", error)
+        LOG.info("a built kernel cannot be stored, and the next process builds it again: %s", error)
 
 
 def _function_in_cache(key: str) -> Function | None:
@@ -174,5 +174,5 @@ def _function_in_cache(key: str) -> Function | None:
     except FileNotFoundError:
         return None
     except (OSError, ImportError, ValueError, TypeError) as error:
-        LOG.info("a built kernel cannot be used: %s", error)
+        LOG.info("a stored kernel cannot be loaded and is built again: %s", error)
         return None

@@ -40,8 +40,8 @@ UNSEEN = {"trace.provenance_tracking_level": 0}
 """Options under which Inductor does not record the provenance of kernels."""
 
 UNREADABLE = (
-    "a graph cannot be read before Inductor makes its code (the log has the reason): its plan is judged by that code, and plans "
-    "that follow know nothing of it"
+    "a graph cannot be read before Inductor makes its code (REMAT_LOG=info shows the reason): the budget is checked with that "
+    "code, and later plans of the graph do not learn from it"
 )
 
 Strides = tuple[int, ...]

@@ -76,7 +76,7 @@ def _refused(module: fx.GraphModule, known: Collection[fx.Node]) -> str:
         if "val" not in node.meta:
             return f'gave its node {node.name} no meta["val"], from which the planner reads sizes'
         if node in written:
-            return f"added {node.name}, which writes in place: a backward that recomputes would read other values"
+            return f"added {node.name}, which writes in place: an operator that is recomputed would read other values"
     return ""
 
 

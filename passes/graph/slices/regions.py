@@ -179,7 +179,7 @@ class _Growth:
     def _passed_on(self, node: fx.Node, source: fx.Node) -> Rows:
         place = passes_on(node, source, self.region.places[source])
         if place is None:
-            raise NotByRows(f"{packet_of(node)} ({node.name}) adds up rows that {source.name} is made from again")
+            raise NotByRows(f"{packet_of(node)} ({node.name}) adds up rows from which {source.name} is computed again")
         return place
 
 

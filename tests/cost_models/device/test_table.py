@@ -117,7 +117,7 @@ def test_new_figures_are_read(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ([1], "a device is a JSON object, found list"),
         ({"flops_per_s": {"float32": 1}}, '"bandwidth_bytes_per_s" is missing'),
-        (GOOD | {"lunch_ns": 3}, '"lunch_ns" is no figure of a device. Did you mean "launch_ns"'),
+        (GOOD | {"lunch_ns": 3}, '"lunch_ns" is not a field of a device file. Did you mean "launch_ns"'),
         (GOOD | {"flops_per_s": {"bfloat16": 1}}, 'to hold "float32"'),
         (GOOD | {"flops_per_s": {"float32": 1, "int8": 1}}, 'no type "int8"'),
         (GOOD | {"bandwidth_bytes_per_s": -1}, '"bandwidth_bytes_per_s" has to be a number above 0, found -1'),

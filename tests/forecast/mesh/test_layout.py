@@ -26,7 +26,7 @@ def test_a_mesh_is_read() -> None:
         ("dp=2,dp=2", {}, "write each dimension once with its size"),
         ("dp=2", {"shard": "fdsp2"}, 'Did you mean "fsdp2"'),
         ("dp=2", {"node_size": 0}, "must be at least 1"),
-        ("dp=2", {"reshard": False}, "reshard_after_forward is FSDP2's"),
+        ("dp=2", {"reshard": False}, "reshard_after_forward is a setting of FSDP2"),
     ],
 )
 def test_what_is_no_mesh_is_refused(written: str, settings: dict[str, object], text: str) -> None:

@@ -237,7 +237,7 @@ def broken(batch: int = 8) -> tuple[nn.Module, tuple[torch.Tensor]]:
 @pytest.mark.parametrize(
     ("builder", "mesh", "shard", "error", "text"),
     [
-        (net, "tp=2", "ddp", ConfigError, "spreads no parameter"),
+        (net, "tp=2", "ddp", ConfigError, "shards no parameter"),
         (plain, "dp=2", "fsdp2", ConfigError, "has no list of blocks"),
         (uncalled, "dp=2", "fsdp2", RematError, "block blocks.0 is not called as a module"),
         (broken, "dp=2", "ddp", RematError, "falls into 2 graphs"),
@@ -252,5 +252,5 @@ def test_what_cannot_be_planned_is_said(builder: Any, mesh: str, shard: str, err
 def test_a_rank_cannot_be_planned_inside_a_process_group() -> None:
     from compile_remat._torch.ranks.fake_group import fake_mesh
 
-    with fake_mesh({"dp": 2}), pytest.raises(ConfigError, match="plan in a process of its own"):
+    with fake_mesh({"dp": 2}), pytest.raises(ConfigError, match="plan in another process"):
         on("dp=4")

@@ -85,7 +85,10 @@ def test_a_graph_of_one_rank_has_its_heads_alone() -> None:
 
 
 def test_heads_that_cannot_be_shared_out_are_said() -> None:
-    with fake_mesh({"dp": 1, "tp": 3}) as three, pytest.raises(ConfigError, match="4 heads cannot be shared out"):
+    with (
+        fake_mesh({"dp": 1, "tp": 3}) as three,
+        pytest.raises(ConfigError, match="4 attention heads cannot be divided"),
+    ):
         spread_over(Small(), three, heads=HEADS)
 
 
