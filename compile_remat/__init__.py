@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_remat._util.checkout import find_packages_beside
+
 if TYPE_CHECKING:
     from compile_remat.api import *  # noqa: F403
 
-# In a checkout, `passes` and `cost_models` are beside this folder: `compile_remat.passes` is found there.
-if ((_ROOT := Path(__file__).resolve().parents[1]) / "pyproject.toml").is_file():
-    __path__.append(str(_ROOT))  # noqa: F405
+find_packages_beside(Path(__file__).resolve().parent)
 
 __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "InputChangedError", "LiveBuffer",

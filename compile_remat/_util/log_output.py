@@ -8,15 +8,17 @@ LOG = logging.getLogger("compile_remat")
 
 
 class _OnStderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Prints to stderr; prints nothing once the program has handlers of its own, which get the messages as well."""
+    """Prints to stderr; prints nothing once the program, or torch, has handlers of its own, which get the messages as well."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
+        if not logging.getLogger().handlers and LOG.handlers == [self]:
             super().emit(record)
 
 
 def show_from(level: str) -> None:
     """Show messages of `compile_remat` from a level on; they go to stderr unless the program has handlers of its own.
+
+    ``TORCH_LOGS="+compile_remat"`` adds such a handler, torch's: then this level holds, and torch's handler shows the messages.
 
     Args:
         level: A level name of Python's logging, in upper or lower case.
