@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -321,11 +320,10 @@ def install(**settings: Any) -> None:
     warn_of_settings_left_aside("install", settings)
     config = _config(settings)
     if problem := version_problem():
-        warnings.warn(f"{problem}: Inductor is left as it is and no memory budget holds", PlannerWarning, stacklevel=2)
+        warn(f"{problem}: Inductor is left as it is and no memory budget holds")
         return
     if config.check:
-        text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
-        warnings.warn(text, CheckWarning, stacklevel=2)
+        warn('check needs torch.compile(backend="remat"); under install() nothing is compared', CheckWarning)
     if config.gradients == "early":
         warn(
             "gradients = early needs torch.compile(backend='remat'); under install() gradients leave the backward at its end"

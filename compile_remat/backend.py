@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,6 @@ from compile_remat.device import free_memory
 from compile_remat.errors import (
     BudgetError,
     ConfigError,
-    PlannerWarning,
     RematError,
     find_error,
     warn,
@@ -102,7 +100,7 @@ def compile_graph(
     problem = version_problem()
     if problem:
         no_promise = "plain Inductor compiles this graph and no memory budget holds"
-        warnings.warn(f"{problem}: {no_promise}", PlannerWarning, stacklevel=2)
+        warn(f"{problem}: {no_promise}")
         return compile_plain(gm, example_inputs, patches)
     with Agreement.of(gm, example_inputs, config.rank_timeout) as agreement:
         return _compile_in_agreement(gm, example_inputs, config, patches, partitioner_type, agreement)

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, cast
 from compile_remat._util.suggestions import closest, did_you_mean
 from compile_remat._util.user_pass import UserPass
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.errors import ConfigError, warn_once
+from compile_remat.errors import ConfigError, warn
 
 ENV_PREFIX = "REMAT_"
 
@@ -277,7 +277,7 @@ class RematConfig:
             problem = f"no such mode. Allowed: {', '.join(sorted(modes))}.{hint}"
             raise ConfigError(f"mode = {config.mode!r} (from {values['mode'][1]}): {problem}")
         if config.narrow != "off":
-            warn_once(f"narrow = {config.narrow} (from {values['narrow'][1]}) {NARROW_IS_GONE}")
+            warn(f"narrow = {config.narrow} (from {values['narrow'][1]}) {NARROW_IS_GONE}")
         return config
 
 

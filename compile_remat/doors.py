@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
-from compile_remat.errors import SettingWarning
+from compile_remat.errors import SettingWarning, warn
 
 RUNS_NO_STEP = dict.fromkeys(
     ("check", "instances", "oom_retry", "rank_timeout", "report_dir"), "no training step runs in it"
@@ -49,5 +48,4 @@ def warn_of_settings_left_aside(function: str, names: Iterable[str]) -> None:
     for name in names:
         reason = LEFT_ASIDE[function].get(name.replace("-", "_"))
         if reason is not None:
-            text = f"compile_remat: {name} does nothing in {function}: {reason}"
-            warnings.warn(text, SettingWarning, stacklevel=3)
+            warn(f"{name} does nothing in {function}: {reason}", SettingWarning)

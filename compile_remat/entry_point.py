@@ -28,6 +28,7 @@ from compile_remat._torch.dynamo.compile_attempts import (
     model_being_compiled,
     trained_leaves,
 )
+from compile_remat._util.user_warnings import note_compilation
 from compile_remat.errors import warn
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.report import reports
@@ -117,10 +118,12 @@ def remat(
     """The backend; see `compile_remat.backend.remat`."""
     from compile_remat import backend
 
+    note_compilation()
     has_leaf = any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs)
     WATCH.reached(trains=(has_leaf and torch.is_grad_enabled()) or computes_gradients(gm))
     return backend.remat(gm, example_inputs, options=options, mode=mode, **others)
 
 
+note_compilation()
 WATCH = Watch(model_being_compiled())
 atexit.register(WATCH.at_exit)

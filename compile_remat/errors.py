@@ -5,12 +5,11 @@ and a trip through a worker process. If the advice depends on the situation, the
 """
 
 import copy
-import functools
-import warnings
 from typing import TypeVar
 
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import MIB, exact_size, format_bytes
+from compile_remat._util.user_warnings import warn_user
 
 E = TypeVar("E", bound=BaseException)
 
@@ -355,12 +354,6 @@ def _both(nbytes: int) -> str:
     return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"
 
 
-def warn(message: str) -> None:
-    """Issue a `PlannerWarning`, for a request that is not fulfilled while training continues."""
-    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Issue a `PlannerWarning` once per process and message."""
-    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)
+def warn(message: str, category: type[Warning] = PlannerWarning) -> None:
+    """Warn at the user's line, once in a process for one message: a request is not fulfilled, and training continues."""
+    warn_user(message if message.startswith("compile_remat") else f"compile_remat: {message}", category)

@@ -26,6 +26,14 @@ def _no_plain_peaks_of_other_tests() -> Iterator[None]:
         plain_peaks.forget_plain_peaks()
 
 
+@pytest.fixture(autouse=True)
+def _warnings_as_in_a_new_process() -> None:
+    """Each warning comes once in a process, and so once in a test."""
+    user_warnings = sys.modules.get("compile_remat._util.user_warnings")
+    if user_warnings is not None:
+        user_warnings.forget_warnings()
+
+
 @pytest.fixture(scope="session")
 def is_full(request: pytest.FixtureRequest) -> bool:
     """True under --full, for tests that do more then."""

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import compile_remat
+from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.compilation import looking
 from compile_remat.config import RematConfig
 from compile_remat.device import free_memory
 from compile_remat.doors import LEFT_ASIDE
-from compile_remat.errors import warn_once
 from compile_remat.forecast import target_step
 from compile_remat.planning import pipeline
 
@@ -164,10 +164,10 @@ def test_no_setting_is_dropped_without_a_word(
     function: str, name: str, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    warn_once.cache_clear()
 
     def asked(**settings: Any) -> tuple[list[str], list[str]]:
         seen.clear()
+        forget_warnings()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             result = FUNCTIONS[function](**settings)

@@ -13,7 +13,7 @@ from compile_remat._torch import cache_key_text
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
-from compile_remat.errors import warn, warn_once
+from compile_remat.errors import warn
 from compile_remat.inductor.unplanned_graphs import (
     GRADIENTS_INSIDE,
     reason_without_plan,
@@ -55,7 +55,7 @@ def planned_inside(module: fx.GraphModule, partitioner: RematPartitioner) -> fx.
 def note_uncached(config: RematConfig) -> None:
     """Warn, once in a process, if a pass of the user has no identity: caches and `plan_dir` are not used."""
     if names := without_identity(config.joint_passes or ()):
-        warn_once(
+        warn(
             f"joint_passes: {', '.join(names)} has no uuid(), so graphs are compiled without torch's caches and without plan_dir; "
             "define uuid() to have them"
         )
@@ -90,12 +90,10 @@ def caveats_of(module: fx.GraphModule, patches: Mapping[str, Any], compiler: str
 
 
 def with_caveats(report: Report, texts: Sequence[str]) -> Report:
-    """The report of a planned graph with these caveats; warns of each, of `UNFUSED` once and not under the budget `min`."""
+    """The report of a planned graph with these caveats; warns of each, of `UNFUSED` not under the budget `min`."""
     if report.plan is None or not texts:
         return report
     for text in texts:
-        if text != UNFUSED:
+        if text != UNFUSED or report.budget != "min":
             warn(f"memory_budget may not hold, because {text}")
-        elif report.budget != "min":
-            warn_once(f"memory_budget may not hold, because {text}")
     return replace(report, caveat="; ".join(texts))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from compile_remat._util.units import format_bytes
 from compile_remat.announcement import announce
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
-from compile_remat.errors import ConfigError, PassError, PlannerWarning, RematError, warn
+from compile_remat.errors import ConfigError, PassError, RematError, warn
 from compile_remat.passes import Plan, Planner, Status, extract, plain_option
 from compile_remat.passes.graph.normalise import as_in_torch
 from compile_remat.passes.graph.pins import must_be_saved
@@ -225,7 +224,7 @@ def partition(
         "static_lifetime_input_indices": static_lifetime_input_indices,
     }
     if problem := version_problem():
-        warnings.warn(f"{problem}: torch's own partition takes this graph", PlannerWarning, stacklevel=2)
+        warn(f"{problem}: torch's own partition takes this graph")
         return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
     if written := writes_in_place(joint_module):
         raise ConfigError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from dataclasses import dataclass
 
 from compile_remat._torch import joint_graph
@@ -12,6 +10,7 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.errors import (
     ConfigError,
     SettingWarning,
+    warn,
 )
 from compile_remat.passes import MUST_RECOMPUTE, PREFER_RECOMPUTE, Problem
 
@@ -90,13 +89,10 @@ def _agreed(annotated: joint_graph.Annotated, ratio: float) -> float:
     return annotated.ratios[0]
 
 
-@functools.cache  # warns once for each pair of arguments, however many graphs a process compiles
 def warn_ignored(budget: str, name: str) -> None:
-    warnings.warn(
-        f"compile_remat: {name} is set, and so is memory_budget = {budget}, which wins. Leave memory_budget out to "
-        "have the ratio obeyed.",
+    warn(
+        f"{name} is set, and so is memory_budget = {budget}, which wins. Leave memory_budget out to have the ratio obeyed.",
         SettingWarning,
-        stacklevel=2,
     )
 
 

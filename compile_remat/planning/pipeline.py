@@ -7,11 +7,11 @@ forecasts for devices that are absent.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat._torch.sizes import symbols_of
+from compile_remat._util.user_warnings import Said, held_warnings, warn_user
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
 from compile_remat.passes import Status
 from compile_remat.passes.graph.slices.largest import NotSliced
@@ -66,7 +66,7 @@ class _Attempt:
 
     variant: Variant
     outcome: Outcome
-    said: tuple[warnings.WarningMessage, ...]
+    said: tuple[Said, ...]
 
 
 class _Pipeline:
@@ -154,7 +154,7 @@ class _Pipeline:
         return self._checked(tried[best], "" if candidates[best].is_met else self._why_not_sliced(tried, left))
 
     def _attempt(self, variant: Variant) -> _Attempt:
-        with warnings.catch_warnings(record=True) as said:
+        with held_warnings() as said:
             try:
                 outcome: Outcome = self._planned(variant)
             except BudgetError as error:
@@ -201,8 +201,8 @@ class _Pipeline:
         """
         if isinstance(attempt.outcome, BudgetError):
             raise attempt.outcome.with_hint(text) if text else attempt.outcome
-        for said in attempt.said:
-            warnings.warn_explicit(said.message, said.category, said.filename, said.lineno)
+        for text_said, category in attempt.said:
+            warn_user(text_said, category)
         return _saying(attempt.outcome, text) if text else attempt.outcome
 
     # -- plans in files -----------------------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import format_bytes, format_time
+from compile_remat._util.user_warnings import held_warnings
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import (
     BudgetError,
@@ -160,8 +160,7 @@ def gain_of_constant(planner: Planner, plan: Plan, effective: EffectiveBudget, *
     if not is_asked or not snapshots_of(planner.problem, plan)["num_snapshots"]:
         return ""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings of a plan that is not taken
+        with held_warnings():  # of a plan that is not taken
             other = choose(planner.on(without_snapshots(planner.problem)), effective).plan
     except BudgetError:
         return ""

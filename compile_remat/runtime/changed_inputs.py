@@ -6,7 +6,6 @@ check applies.  Versions are compared before any part of the backward runs, beca
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from torch.utils.weak import TensorWeakRef
 
 from compile_remat._torch.autograd_node import Backward, says_changed
 from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
-from compile_remat.errors import CheckWarning, InputChangedError
+from compile_remat.errors import CheckWarning, InputChangedError, warn
 from compile_remat.report import Report
 from compile_remat.runtime.region import CallInFlight, Hook
 from compile_remat.verify.first_step import Outcome
@@ -115,8 +114,7 @@ class ChangedInputs(Hook):
         try:
             require_memory(0, sum(t.nbytes for t in comparable.values()), ())
         except NotComparable as why:
-            text = f"compile_remat: changes of inputs before the backward are not looked for: {why}"
-            warnings.warn(text, CheckWarning, stacklevel=2)
+            warn(f"changes of inputs before the backward are not looked for: {why}", CheckWarning)
             return {}
         return {k: (t, t.to("cpu", copy=True)) for k, t in comparable.items()}
 

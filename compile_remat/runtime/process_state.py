@@ -4,9 +4,9 @@
     report._REPORTS                           reports of the graphs compiled so far    yes; alone by `reset_reports()`
     runtime.shared_budget._BUDGETS            shared budgets, by device and setting    yes
     planning.plain_peaks._LARGEST             largest plain peak, by device            yes
-    errors.warn_once                          warnings given once                      yes
+    _util.user_warnings._SAID, _COMPILED_AT   warnings given once, their last place    yes
+    _util.user_warnings._HELD                 context variable                         ends with its `with` block
     config.warn_unknown_variable              warnings given once                      yes
-    planning.budget_source.warn_ignored       warnings given once                      yes
     report._FOLDER                            folder of reports under `install`        by `uninstall()`
     inductor.install._replaced                what Inductor had before `install`       by `uninstall()`, which gives it back
     ranks.board._BOARDS                       what the ranks of a group said           goes with its process group
@@ -27,8 +27,8 @@ the installed Inductor, workspaces of kernels.  Two objects of torch carry state
 
 from __future__ import annotations
 
-from compile_remat import config, errors
-from compile_remat.planning import budget_source
+from compile_remat import config
+from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.planning.plain_peaks import forget_plain_peaks
 from compile_remat.report import reset_reports
 from compile_remat.runtime.shared_budget import clear_budgets
@@ -42,5 +42,5 @@ def clear_process_state() -> None:
     reset_reports()
     clear_budgets()
     forget_plain_peaks()
-    for once in (errors.warn_once, config.warn_unknown_variable, budget_source.warn_ignored):
-        once.cache_clear()
+    forget_warnings()
+    config.warn_unknown_variable.cache_clear()

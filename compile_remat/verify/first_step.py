@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from torch import fx
 from compile_remat._torch.autograd_node import can_be_differentiated
 from compile_remat._torch.delivery.returned_gradients import handing_back
 from compile_remat._torch.tensor_arguments import own_tracing_context
-from compile_remat.errors import CheckError, CheckWarning
+from compile_remat.errors import CheckError, CheckWarning, warn
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache
 from compile_remat.report import Report, amend, latest, recording
 from compile_remat.verify.attribution import Arguments, SplitJoint, attribute
@@ -129,7 +128,7 @@ class Outcome:
     def skipped(self, why: str) -> None:
         """Write the reason why nothing was compared, and warn."""
         self.note(f"skipped: {why}")
-        warnings.warn(f"compile_remat: the first step is not checked: {why}", CheckWarning, stacklevel=4)
+        warn(f"the first step is not checked: {why}", CheckWarning)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 import compile_remat
+from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.backend import remat
 
 
@@ -90,6 +91,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """One step of training: the reports, torch's cache counters, and whether the gradients are those of eager mode."""
     torch.compiler.reset()
     compile_remat.reset_reports()
+    forget_warnings()
     counters.clear()
     make, shape = MODELS[job["model"]]
     torch.manual_seed(0)

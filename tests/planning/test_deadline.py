@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 
 import compile_remat
 from compile_remat import api
+from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.backend import remat
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.rounds import Rounds
@@ -86,6 +87,7 @@ def step(model: nn.Module, **keywords: Any) -> tuple[list[torch.Tensor], list[st
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", RUNS_UNFUSED)
+        forget_warnings()
         call = torch.compile(model, backend=remat, **keywords) if keywords else model
         call(x).square().sum().backward()
     ours = [str(w.message) for w in seen if w.category is PlannerWarning]

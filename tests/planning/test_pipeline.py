@@ -23,6 +23,7 @@ from compile_remat import (
     reset_reports,
 )
 from compile_remat._util.units import format_bytes
+from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
 from compile_remat.partitioning.partitioner import RematPartitioner
@@ -158,6 +159,7 @@ def test_logits_that_are_returned_are_said_to_be_in_the_way() -> None:
     )
     with pytest.raises(BudgetError, match=text):
         step(*inputs())
+    forget_warnings()
     with pytest.warns(PlannerWarning, match=text):
         found = explain(Head(True), *inputs(), memory_budget="min", slices="auto", compiler="eager")
     assert re.search(text, found.message)

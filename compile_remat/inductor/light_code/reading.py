@@ -21,7 +21,7 @@ from sympy import sympify
 from torch._inductor import config
 
 from compile_remat._torch.version import private_name
-from compile_remat.errors import warn_once
+from compile_remat.errors import warn
 from compile_remat.inductor.light_code.backends import use_light_backends
 from compile_remat.inductor.light_code.graph_state import untouched
 from compile_remat.inductor.light_code.kernels import Kernels
@@ -99,7 +99,7 @@ def _read(graph: Any) -> Lowered | None:
             return read(graph)
     except Exception:  # Inductor's code generators may raise anything on a graph; it is compiled without being read
         LOG.info("the lowered graph cannot be read", exc_info=True)
-        warn_once(UNREADABLE)
+        warn(UNREADABLE)
         return None
     finally:
         _kernels.reset(token)

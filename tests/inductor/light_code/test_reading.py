@@ -300,11 +300,9 @@ def test_a_graph_that_cannot_be_read_is_compiled(
         raise AssertionError("this code generator knows no graph")
 
     monkeypatch.setattr(reading, "read", fail)
-    reading.warn_once.cache_clear()
     with caplog.at_level("INFO", "compile_remat"), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         step = compiled(mlp(), (x(),))
-    reading.warn_once.cache_clear()
     assert not step.light and len(in_order(step.real)) == 2
     assert caplog.text.count("the lowered graph cannot be read") == 2
     (warning,) = [each for each in said if each.category is PlannerWarning]  # of a process, not of each graph
