@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_remat._util.checkout import find_packages_beside
+from compile_remat.checkout import find_packages_beside
 
 if TYPE_CHECKING:
     from compile_remat.api import *  # noqa: F403
@@ -13,9 +13,9 @@ find_packages_beside(Path(__file__).resolve().parent)
 __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "InputChangedError", "LiveBuffer",
     "MaxBatch", "MeasuredStep", "MissingExtraError", "PassError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning",
-    "RankError", "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError",
-    "SizeRange", "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain", "install", "largest_batch",
-    "measured_step", "pareto", "partition", "plan", "plan_rank", "reports", "reset_reports", "uninstall",
+    "RankError", "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "Reports", "SettingWarning",
+    "SharedBudgetError", "SizeRange", "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain", "install",
+    "largest_batch", "measured_step", "pareto", "partition", "plan", "plan_rank", "reports", "reset_reports", "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass

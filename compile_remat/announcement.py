@@ -14,7 +14,7 @@ LOG = logging.getLogger("compile_remat")
 ARTIFACT = "compile_remat_plan"
 """Name of the plan's artifact in tlparse."""
 
-HEADS = ("module", "saved", "bytes", "recomputed", "bytes", "time")
+HEADS = ("module", "saved", "bytes", "recomputed", "bytes", "time", "share")
 
 
 def announce(report: Report) -> None:
@@ -38,6 +38,7 @@ def text_of(report: Report) -> str:
             str(row.num_recomputed),
             format_bytes(row.recomputed_bytes),
             format_time(row.recompute_time_ns),
+            f"{row.recompute_time_ns / max(1, plan.time_ns):.1%}",
         )
         for row in plan.pictures.modules(plan)
     ]

@@ -67,6 +67,7 @@ from compile_remat.planning.joint_planning import Planned
 from compile_remat.partitioning.joint_split import partition as partition
 from compile_remat.partitioning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.settings import place_of, settings_for
+from compile_remat.report_table import Reports as Reports
 from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
 

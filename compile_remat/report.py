@@ -16,11 +16,12 @@ from typing import Any
 from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.size_range import SizeRange
-from compile_remat._util.units import format_bytes, format_time
+from compile_remat._util.units import common_unit, format_bytes, format_time
 from compile_remat.pages.figures import PREDICTED, PageFigures
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import NodeTable, Plan, PlanOption, Status
 from compile_remat.passes.pictures.plan_pictures import PlanPictures
+from compile_remat.report_table import Reports
 
 LOG = logging.getLogger("compile_remat")
 
@@ -80,6 +81,7 @@ class Report(Viewable):
         runs_now: True if the plan may run in the next step; False once another plan has replaced it.
         step_peak_bytes: The predicted peak of the whole step, after a joint allocation; None before.
         step_budget_bytes: The budget of the step in that allocation; None if the lowest peak is requested.
+        module: The class of the compiled module, or the name of the compiled function; empty if unknown.
     """
 
     graph_key: str
@@ -115,6 +117,7 @@ class Report(Viewable):
     runs_now: bool = True
     step_peak_bytes: int | None = None
     step_budget_bytes: int | None = None
+    module: str = ""
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -221,7 +224,7 @@ class Report(Viewable):
             facts.append(("check", self.check))
         return replace(
             base,
-            title=f"Graph {self.graph_key}, memory_budget {self.budget}",
+            title=f"{self.module or 'Graph'}, memory_budget {self.budget}",
             peaks=tuple((name, nbytes) for name, nbytes in peaks.items() if nbytes is not None),
             budget_bytes=self.budget_bytes,
             floor_bytes=self.floor_bytes,
@@ -232,7 +235,8 @@ class Report(Viewable):
     def __str__(self) -> str:
         without = f"not planned: {self.caveat}" if self.caveat else Status.FALLBACK.value
         plan = f"No plan\n  {'status':<15} {without}" if self.plan is None else str(self.plan)
-        lines = [f"graph {self.graph_key}, memory_budget {self.budget}", plan]
+        lines = [f"{self.module or 'Graph'}, memory_budget {self.budget}", plan]
+        unit = "" if self.plan is None else self.plan.unit
         peaks = {
             "plain torch.compile": None if self.plain is None else self.plain.peak_bytes,
             "scheduled peak ": self.scheduled_peak_bytes,
@@ -240,12 +244,14 @@ class Report(Viewable):
         }
         if self.floor_bytes is not None:
             lines.append(f"  lowest reachable peak {floor_text(self.floor_bytes, self.plan)}")
-        lines.extend(f"  {name} {format_bytes(nbytes)}" for name, nbytes in peaks.items() if nbytes is not None)
+        lines.extend(f"  {name} {format_bytes(nbytes, unit)}" for name, nbytes in peaks.items() if nbytes is not None)
         if self.measured_peak_bytes is not None:
             errors = {"predicted": self.prediction_error, "scheduled": self.schedule_error}
             text = ", ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)
             text = "in the first call, with the tuning of kernels" if self.measured_in_first_call else text
-            lines.append(f"  measured peak   {format_bytes(self.measured_peak_bytes)}" + f" ({text})" * bool(text))
+            lines.append(
+                f"  measured peak   {format_bytes(self.measured_peak_bytes, unit)}" + f" ({text})" * bool(text)
+            )
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.size_range is not None:
             lines.append(f"  keeps the budget for {self.size_range}")
@@ -261,6 +267,7 @@ class Report(Viewable):
             lines.append(f"  note: {note}")
         if self.check:
             lines.append(f"  check {self.check}")
+        lines.append(f"  graph           {self.graph_key}")
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -283,9 +290,9 @@ class Report(Viewable):
         return replace(json_values.read_as(Report, {**known, "plan": None}), plan=plan)
 
 
-def reports() -> list[Report]:
+def reports() -> Reports:
     """Returns the reports of the graphs that this process compiled, in order, including graphs from torch's cache."""
-    return list(_REPORTS)
+    return Reports(_REPORTS)
 
 
 def reset_reports() -> None:
@@ -298,15 +305,19 @@ def joined(*messages: str) -> str:
     return "; ".join(filter(None, messages))
 
 
-def record(report: Report) -> None:
-    """Keep a report: inside of `recording` with the others of the compilation, else at once, in `reports` and on disk."""
+def record(report: Report) -> Report:
+    """Keep a report: inside of `recording` with the others of the compilation, else at once, in `reports` and on disk.
+
+    Returns the report that was kept, with the fields of `recording`.
+    """
     recorded = _RECORDED.get()
     if recorded is not None:
         recorded.append(replace(report, **_FIELDS.get()))
-        return
+        return recorded[-1]
     _REPORTS.append(report)
     for folder in _FOLDER:
         write(report, folder)
+    return report
 
 
 @contextmanager
@@ -369,5 +380,7 @@ def floor_text(floor_bytes: int, plan: Plan | None) -> str:
     least_bytes = 0 if plan is None else plan.least_peak_bytes
     if not least_bytes:
         return format_bytes(floor_bytes)
-    gap = floor_bytes / least_bytes - 1
-    return f"{format_bytes(floor_bytes)} (no plan needs less than {format_bytes(least_bytes)}, gap {gap:.1%})"
+    gap, unit = floor_bytes / least_bytes - 1, common_unit(floor_bytes, least_bytes)
+    return (
+        f"{format_bytes(floor_bytes, unit)} (no plan needs less than {format_bytes(least_bytes, unit)}, gap {gap:.1%})"
+    )

@@ -40,7 +40,7 @@ def test_one_table_for_a_graph_with_equal_layers_as_one_row(
     (text,) = (record.getMessage() for record in caplog.records if "planned in" in record.getMessage())
     assert text == text_of(replace(report, caveat=""))  # it is not known yet how the plan runs
     head, *rows = text.partition("\nmodule ")[2].splitlines()
-    assert head.split() == ["saved", "bytes", "recomputed", "bytes", "time"]
+    assert head.split() == ["saved", "bytes", "recomputed", "bytes", "time", "share"]
     cells = [row.split("  ") for row in rows[1:]]
     assert len(rows) < 6 and any("-" in cell[0] for cell in cells)
     assert report.plan is not None and report.plan.pictures is not None

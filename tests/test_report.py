@@ -28,28 +28,29 @@ PLAN = Plan(
     largest=(LiveBuffer("mm", 2 * MIB, (512, 1024), "float32", "0.proj", "model.py:12", "saved"),),
     simulations=17,
 )
-REPORT = Report(PLAN.problem_key, "8MiB", 8 * MIB, PLAN, 6 * MIB, 0.125, "something to note")
+REPORT = Report(PLAN.problem_key, "8MiB", 8 * MIB, PLAN, 6 * MIB, 0.125, "something to note", module="GPT")
 
 
 def test_the_text() -> None:
     assert_expected_inline(
         str(REPORT),
         """\
-graph 0123456789abcdef, memory_budget 8MiB
+GPT, memory_budget 8MiB
 Plan
   status          feasible: fits the budget; the gap says how much faster another plan could be at most
   budget          8.0 MiB
-  predicted peak  7.0 MiB (forward 5.0)
+  predicted peak  7.0 MiB (forward 5.0 MiB)
   saved           3.0 MiB in 2 tensors
-  recomputed      1 values, 500 us; saving takes 0.0 ns (the fastest plan: 100 us for both)
+  recomputed      1 values, 500 us (4.8% of the step); saving takes 0.0 ns (the fastest plan: 100 us for both)
   step            10.5 ms, the fastest plan 10.1 ms (estimated)
   extra time      400 us (+3.96%)
   lower bound     300 us (+2.97%), gap 0.99%
   largest at the peak:
-          2.00 MiB  float32[512, 1024] mm (saved) 0.proj model.py:12
+       2.0 MiB  float32[512, 1024]  mm (saved)  0.proj (model.py:12)
   lowest reachable peak 6.0 MiB
   planned in 0.12 s
-  note: something to note""",
+  note: something to note
+  graph           0123456789abcdef""",
     )
 
 
@@ -105,6 +106,7 @@ def test_json_holds_everything() -> None:
         "runs_now": True,
         "step_peak_bytes": None,
         "step_budget_bytes": None,
+        "module": "GPT",
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
     assert Report.from_json(report.to_json()) == report
@@ -140,11 +142,12 @@ def test_a_report_without_a_plan_is_a_fallback() -> None:
     assert_expected_inline(
         str(bare),
         """\
-graph 0123456789abcdef, memory_budget 8MiB
+GPT, memory_budget 8MiB
 No plan
   status          fallback: torch's own choice, because the planner failed
   planned in 0.12 s
-  note: the planner failed""",
+  note: the planner failed
+  graph           0123456789abcdef""",
     )
 
 
@@ -170,7 +173,7 @@ def test_predicted_scheduled_and_measured_side_by_side() -> None:
     unscheduled = dataclasses.replace(report, scheduled_peak_bytes=None)
     assert "8.0 MiB (predicted -12.5%)" in str(unscheduled) and unscheduled.schedule_error is None
     unplanned = dataclasses.replace(unscheduled, plan=None)
-    assert str(unplanned).splitlines()[-3].endswith("8.0 MiB") and unplanned.prediction_error is None
+    assert str(unplanned).splitlines()[-4].endswith("8.0 MiB") and unplanned.prediction_error is None
     assert REPORT.prediction_error is None and "measured" not in str(REPORT)
 
 

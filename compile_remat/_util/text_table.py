@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 Cells = Sequence[str]
 
@@ -46,11 +47,21 @@ def _default(heads: Cells) -> str:
 
 def _print_rich(title: str, heads: Cells, rows: Sequence[Cells], align: str) -> None:
     from rich.console import Console
+
+    Console().print(rich_table(title, heads, rows, align))
+
+
+def rich_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = "") -> Any:
+    """Returns the table as a ``rich.table.Table``; see `print_table`.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", show_header=any(heads))
-    for head, side in zip(heads, align, strict=True):
+    for head, side in zip(heads, align or _default(heads), strict=True):
         table.add_column(head, justify="left" if side == "l" else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    return table

@@ -51,10 +51,16 @@ def exact_size(nbytes: int) -> str:
     return f"{nbytes}B"
 
 
-def format_bytes(nbytes: int) -> str:
-    """Returns a rounded text for messages: "512 B", "20.0 GiB"; one decimal, and never "1024.0" of a unit."""
+def format_bytes(nbytes: int, unit: str = "") -> str:
+    """Returns a rounded text for messages: "512 B", "20.0 GiB"; one decimal, and never "1024.0" of a unit.
+
+    Args:
+        unit: The unit to take, see `common_unit`; by default the largest of which there is one.
+    """
     if nbytes < 0:
-        return "-" + format_bytes(-nbytes)
+        return "-" + format_bytes(-nbytes, unit)
+    if unit and nbytes:
+        return f"{nbytes / scale:.1f} {unit}" if (scale := _UNITS[unit.lower()]) > 1 else f"{nbytes} B"
     if nbytes < KIB:
         return f"{nbytes} B"
     for scale, unit in _BINARY:
@@ -64,14 +70,9 @@ def format_bytes(nbytes: int) -> str:
 
 
 def in_one_unit(*sizes: int) -> list[str]:
-    """Returns amounts of memory for one sentence: each rounded as by `format_bytes`, but all in the unit of the smallest one.
-
-    An amount of 100,000 of that unit or more is written in its own unit.
-    """
-    smallest = min((nbytes for nbytes in sizes if nbytes > 0), default=0)
-    scale, unit = next(((scale, unit) for scale, unit in _BINARY if format_bytes(smallest).endswith(unit)), (1, "B"))
-    texts = [f"{nbytes / scale:.1f} {unit}" if scale > 1 else f"{nbytes} B" for nbytes in sizes]
-    return [text if nbytes < 10**5 * scale else format_bytes(nbytes) for text, nbytes in zip(texts, sizes, strict=True)]
+    """Returns amounts of memory for one sentence, all in their `common_unit`."""
+    unit = common_unit(*sizes)
+    return [format_bytes(nbytes, unit) for nbytes in sizes]
 
 
 def format_time(time_ns: float) -> str:
@@ -82,6 +83,20 @@ def format_time(time_ns: float) -> str:
         if time_ns >= scale * 0.9995:
             return f"{_three_digits(time_ns / scale)} {unit}"
     return f"{_three_digits(time_ns)} ns"
+
+
+def common_unit(*sizes: int | None) -> str:
+    """Returns the unit in which all of these bytes can be compared in one line: that of the smallest but zero.
+
+    A larger unit is taken where the largest would have six digits before the point: 20 GiB and 300 KiB are told in MiB.
+    """
+    known = [nbytes for nbytes in sizes if nbytes]
+    units = [(1, "B"), *reversed(_BINARY)]
+    own = format_bytes(min(known, default=0)).split()[-1]
+    for scale, unit in units[[name for _, name in units].index(own) :]:
+        if max(known, default=0) < 100_000 * scale:
+            return unit
+    return units[-1][1]
 
 
 def _three_digits(value: float) -> str:

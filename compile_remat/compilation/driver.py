@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.autograd_node import written_inputs
+from compile_remat._torch.dynamo.names import compiled_name
 from compile_remat._torch.joint_graph import copied_graph
 from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.collector import collector_paused
@@ -76,10 +77,11 @@ class Compilation:
         gm: The graph.
         example_inputs: Arguments of the first call.
         patches: Inductor's options, as the user gave them.
-        region, plain: Attributes of the compilation before, if the graph is compiled again.
+        region, plain, name: Attributes of the compilation before, if the graph is compiled again.
 
     Attributes:
         region: The number of the graph in reports.
+        name: The name of the graph in reports, see `compiled_name`.
         written: Positions of the inputs that the graph writes into, set once the graph is compiled; None if unknown.
         plain: Facts of the graph under plain torch.compile, by sizes; None for sizes at which the graph could not be lowered.
     """
@@ -92,10 +94,12 @@ class Compilation:
         patches: Mapping[str, Any],
         region: int | None = None,
         plain: dict[Sizes, PlainFacts | None] | None = None,
+        name: str | None = None,
     ) -> None:
         self.gm, self.example_inputs = gm, example_inputs
         self.config, self.patches = config, patches
         self.region = next(_REGIONS) if region is None else region
+        self.name = compiled_name(gm.graph) if name is None else name
         self.written: frozenset[int] | None = None
         self.plain = {} if plain is None else plain
 
@@ -108,7 +112,7 @@ class Compilation:
         Raises:
             BudgetError: No plan fits, or the code of the lowest one does not.
         """
-        with recording(inlined_calls=inlined_calls(self.gm)) as reports:
+        with recording(inlined_calls=inlined_calls(self.gm), module=self.name) as reports:
             if self.config.check or self._is_final(partitioner):
                 partitioner = self._with_plain(partitioner)
             if self.config.check:
@@ -129,7 +133,7 @@ class Compilation:
             if partitioner.guarded:
                 caveats = caveats_of(self.gm, self.patches, self.config.compiler)
                 reports[:] = [with_caveats(report, caveats) for report in reports]
-            reports[:] = [replace(report, region=self.region) for report in reports]
+            reports[:] = [replace(report, region=self.region, module=self.name) for report in reports]
         if not is_trial:
             self.write(reports)
         return compiled, reports
@@ -229,8 +233,7 @@ class Compilation:
         kept = report_cache.recall(side_file)
         self.written = None if kept.written is None else frozenset(kept.written)
         for report in kept.reports:
-            record(report)
-            announce(report)
+            announce(record(report))
             if report.message and report.status != Status.FALLBACK.name:  # a failed planner has warned just now
                 warn(report.message)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from compile_remat._torch.dynamo.names import compiled_name
 from compile_remat._torch.joint_graph import copied_graph
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
@@ -70,6 +71,7 @@ def planned_graph(
         observes: True to lower and read plans; Inductor has to make code for the devices of `example_inputs`.
         plain: The argument `plain` of `Compilation`.
     """
+    name = compiled_name(gm.graph)
     early = leaf_positions(example_inputs) if config.gradients == "early" else ()
     first = RematPartitioner(settings, sizes=sizes_of(example_inputs), early=early, guarded=settings.has_limit(gm))
     rounds = Rounds(first)
@@ -88,4 +90,4 @@ def planned_graph(
     if planned is None:
         return None
     report = rounds.concluded(planned.report)
-    return replace(planned, report=replace(report, inlined_calls=inlined_calls(gm)))
+    return replace(planned, report=replace(report, inlined_calls=inlined_calls(gm), module=name))

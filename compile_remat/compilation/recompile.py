@@ -45,7 +45,7 @@ class Recompiler:
         inputs = inputs_at(first.example_inputs, dict(sizes))
         if inputs is None:
             return None
-        again = Compilation(first.gm, inputs, first.config, first.patches, first.region, first.plain)
+        again = Compilation(first.gm, inputs, first.config, first.patches, first.region, first.plain, first.name)
         return replace(self, compilation=again)
 
     def guards_hold(self, sizes: Sizes) -> bool:
@@ -81,7 +81,6 @@ def recompiler_of(compilation: Compilation) -> Recompiler | None:
     traced = traced_inputs(compilation.gm)
     if traced is None or len(traced) != len(compilation.example_inputs):
         return None
-    again = Compilation(
-        compilation.gm, traced, compilation.config, compilation.patches, compilation.region, compilation.plain
-    )
+    first = compilation
+    again = Compilation(first.gm, traced, first.config, first.patches, first.region, first.plain, first.name)
     return Recompiler(again, Ambient.now())

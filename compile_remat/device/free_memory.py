@@ -13,7 +13,7 @@ import torch
 
 from compile_remat._torch.ranks.wrappers import local_nbytes
 from compile_remat._util.host import host_free_bytes
-from compile_remat._util.units import format_bytes
+from compile_remat._util.units import common_unit, format_bytes
 from compile_remat.budget import Reserve
 
 GRAIN = 64
@@ -138,8 +138,10 @@ def describe(memory: Free | None, budget_bytes: int, gradient_bytes: int = 0) ->
     """
     text = f"budget {format_bytes(budget_bytes)}"
     if memory is not None:
-        total = format_bytes(budget_bytes + memory.allocated)
-        text += f" + {format_bytes(memory.allocated)} already allocated = {total} of {format_bytes(memory.capacity)}"
+        sizes = (budget_bytes, memory.allocated, budget_bytes + memory.allocated, memory.capacity)
+        unit = common_unit(*sizes)
+        budget, allocated, total, capacity = (format_bytes(nbytes, unit) for nbytes in sizes)
+        text = f"budget {budget} + {allocated} already allocated = {total} of {capacity}"
     if gradient_bytes:
         text += f"; gradients that an earlier micro-batch leaves come on top: {format_bytes(gradient_bytes)}"
     return text

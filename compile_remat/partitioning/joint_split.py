@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch import cache_key_text, joint_graph
+from compile_remat._torch.dynamo.names import compiled_name
 from compile_remat._torch.input_mutation import writes_in_place
 from compile_remat._torch.version import version_problem
 from compile_remat._util.collector import collector_paused
@@ -120,10 +121,10 @@ def _with_inputs(planned: Planned, forward: fx.GraphModule) -> Report:
 
 def record_planned(planned: Planned, settings: Settings, start_time: float) -> None:
     """Record the report of a plan that will run, with the seconds since `start_time` (of ``time.perf_counter``)."""
-    report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
+    seconds, name = time.perf_counter() - start_time, compiled_name(planned.joint.module.graph)
+    report = replace(planned.report, planning_time_s=seconds, module=name)
     note_plain_peak(settings.device.name, report)
-    record(report)
-    announce(report)
+    announce(record(report))
 
 
 def split_without_planner(

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from compile_remat._util import json_values
 from compile_remat._util.live_buffer import LiveBuffer
-from compile_remat._util.units import format_bytes, format_time
+from compile_remat._util.units import common_unit, format_bytes, format_time
 from compile_remat.pages.figures import PLAIN, PREDICTED, BaseStep, PageFigures, PictureSource
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes.problem.problem import SCHEMA
@@ -134,40 +134,44 @@ class Plan(Viewable):
         return ", ".join(f"{product.name} in {product.slices}" for product in self.sliced)
 
     @property
+    def unit(self) -> str:
+        """The unit of the plan's budget and peak in texts, in which the two can be compared."""
+        return common_unit(self.budget_bytes, self.peak_bytes)
+
+    @property
     def is_feasible(self) -> bool:
         """True if the predicted peak lies within the budget, or if there is no budget."""
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
     def __str__(self) -> str:
         """The totals and the largest tensors at the peak, in fixed width."""
-        mib = 1 << 20
-        budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        unit = self.unit
+        budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes, unit)
+        peak, forward = format_bytes(self.peak_bytes, unit), format_bytes(self.forward_peak_bytes, unit)
         recursive = f", {len(self.again)} of them in recursive segments" if self.again else ""
         rows = [
             ("status", self.status.value),
             ("budget", budget),
-            ("predicted peak", f"{self.peak_bytes / mib:.1f} MiB (forward {self.forward_peak_bytes / mib:.1f})"),
-            ("saved", f"{self.saved_bytes / mib:.1f} MiB in {len(self.saved)} tensors"),
+            ("predicted peak", f"{peak} (forward {forward})"),
+            ("saved", f"{format_bytes(self.saved_bytes)} in {len(self.saved)} tensors"),
             ("recomputed", f"{len(self.recomputed)} values{recursive}, {self._overhead_text}"),
             *self._time_rows,
         ]
         if self.sliced:
             rows.append(("slices", self.slices_text))
         if self.least_peak_bytes:
-            rows.append(("peak bound", f"{self.least_peak_bytes / mib:.1f} MiB: no plan needs less"))
+            rows.append(("peak bound", f"{format_bytes(self.least_peak_bytes, unit)}: no plan needs less"))
         lines = [f"  {name:<15} {text}" for name, text in rows]
         lines += ["  largest at the peak:"] if self.largest else []
-        for b in self.largest:
-            where = " ".join(x for x in (b.module_path, b.source_line) if x)
-            lines.append(
-                f"    {b.nbytes / mib:10.2f} MiB  {b.dtype}{list(b.shape)} {b.name} ({b.role}) {where}".rstrip()
-            )
+        lines += [f"    {tensor}" for tensor in self.largest]
         return "\n".join(["Plan", *lines])
 
     @property
     def _overhead_text(self) -> str:
         """Text: the times of recomputing and saving, beside those of the base; the differences add up to the extra time."""
-        text = f"{format_time(self.recompute_time_ns)}; saving takes {format_time(self.saving_time_ns)}"
+        share = self.recompute_time_ns / max(1, self.time_ns)
+        again = f"{format_time(self.recompute_time_ns)} ({share:.1%} of the step)"
+        text = f"{again}; saving takes {format_time(self.saving_time_ns)}"
         if self.sliced:  # sliced kernels are not those of the base
             return text
         return f"{text} ({self.base.name}: {format_time(self.base.time_ns - self.step_time_ns)} for both)"

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_remat._util.units import exact_size, format_bytes, format_time, in_one_unit, parse_bytes
+from compile_remat._util.units import (
+    GIB,
+    KIB,
+    MIB,
+    common_unit,
+    exact_size,
+    format_bytes,
+    format_time,
+    in_one_unit,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,6 @@ def test_format_bytes_is_close_and_never_1024(nbytes: int) -> None:
         ((701_030, 1_402_061, 1_030_656), ["684.6 KiB", "1369.2 KiB", "1006.5 KiB"]),
         ((900 << 20, 20 << 30), ["900.0 MiB", "20480.0 MiB"]),
         ((512, 0, 2048), ["512 B", "0 B", "2048 B"]),
-        ((1 << 10, 20 << 30), ["1.0 KiB", "20.0 GiB"]),
     ],
 )
 def test_amounts_of_one_sentence_have_one_unit(sizes: tuple[int, ...], texts: list[str]) -> None:
@@ -111,3 +120,26 @@ def test_amounts_of_one_sentence_have_one_unit(sizes: tuple[int, ...], texts: li
 )
 def test_format_time(time_ns: float, text: str) -> None:
     assert format_time(time_ns) == text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "texts"),
+    [
+        ((953_651, 921_600), ["931.3 KiB", "900.0 KiB"]),
+        ((MIB, 1000 * KIB), ["1024.0 KiB", "1000.0 KiB"]),
+        ((20 * GIB, 300 * KIB), ["20480.0 MiB", "0.3 MiB"]),
+        ((8 * GIB, 0, None), ["8.0 GiB", "0 B"]),
+        ((700, 2 * KIB), ["700 B", "2048 B"]),
+    ],
+)
+def test_sizes_of_one_line_have_one_unit(sizes: tuple[int | None, ...], texts: list[str]) -> None:
+    unit = common_unit(*sizes)
+    assert [format_bytes(nbytes, unit) for nbytes in sizes if nbytes is not None] == texts
+
+
+@given(st.lists(st.integers(min_value=1, max_value=2**49), min_size=1))
+def test_a_common_unit_tells_the_smallest_or_keeps_the_largest_short(sizes: list[int]) -> None:
+    unit = common_unit(*sizes)
+    smallest, largest = (float(format_bytes(each(sizes), unit).split()[0]) for each in (min, max))
+    assert largest < 100_000 or unit == "TiB"
+    assert smallest >= 1 or largest * 1024 >= 99_000

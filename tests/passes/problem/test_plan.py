@@ -127,22 +127,25 @@ def test_text() -> None:
 Plan
   status          feasible: fits the budget; the gap says how much faster another plan could be at most
   budget          8.0 MiB
-  predicted peak  7.0 MiB (forward 5.0)
+  predicted peak  7.0 MiB (forward 5.0 MiB)
   saved           3.0 MiB in 2 tensors
-  recomputed      1 values, 500 us; saving takes 0.0 ns (the fastest plan: 100 us for both)
+  recomputed      1 values, 500 us (4.8% of the step); saving takes 0.0 ns (the fastest plan: 100 us for both)
   step            10.5 ms, the fastest plan 10.1 ms (estimated)
   extra time      400 us (+3.96%)
   lower bound     300 us (+2.97%), gap 0.99%
   largest at the peak:
-          2.00 MiB  float32[512, 1024] mm (saved) 0.proj model.py:12
-          1.00 MiB  bfloat16[] sin (recomputed) model.py:9""",
+       2.0 MiB  float32[512, 1024]  mm (saved)  0.proj (model.py:12)
+       1.0 MiB  bfloat16[]  sin (recomputed)  (model.py:9)""",
     )
 
 
 def test_text_says_why_much_that_is_recomputed_is_no_extra_time() -> None:
     plan = replace(PLAN, recompute_time_ns=3_600_000, saving_time_ns=400_000, plain_time_ns=14_000_000)
     lines = [line.strip() for line in str(plan).splitlines()]
-    assert "recomputed      1 values, 3.60 ms; saving takes 400 us (plain torch.compile: 4.00 ms for both)" in lines
+    assert (
+        "recomputed      1 values, 3.60 ms (25.7% of the step); saving takes 400 us (plain torch.compile: 4.00 ms for both)"
+        in lines
+    )
     assert "step            14.0 ms, plain torch.compile 14.0 ms (estimated)" in lines
     assert "extra time      0.0 ns (+0.00%)" in lines and "lower bound     -100 us (-0.71%), gap 0.71%" in lines
 
