@@ -1,9 +1,18 @@
-"""Announces a plan while a model compiles: log lines under ``REMAT_LOG=info``, and artifacts of torch's structured log."""
+"""Announces a plan while a model compiles: log lines under ``REMAT_LOG=info``, and artifacts of torch's structured log.
+
+At the default level there is one line for a graph whose planning takes long.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from torch import fx
+
+from compile_remat._torch.dynamo.names import compiled_name
 from compile_remat._torch.structured_trace import trace_artifact
 from compile_remat._util.text_table import format_table
 from compile_remat._util.units import format_bytes, format_time
@@ -15,6 +24,30 @@ ARTIFACT = "compile_remat_plan"
 """Name of the plan's artifact in tlparse."""
 
 HEADS = ("module", "saved", "bytes", "recomputed", "bytes", "time", "share")
+
+
+SILENT_S = 5.0
+"""Seconds of planning without a line in the log."""
+
+
+@contextmanager
+def said_if_slow(graph: fx.Graph, doing: str) -> Iterator[None]:
+    """Log one line, shown by default, if this context takes longer than `SILENT_S`.
+
+    Args:
+        graph: The graph of Dynamo that is planned in this context; the line has its name and size.
+        doing: The work, as in "planning".
+    """
+    operators = sum(node.op.startswith("call") for node in graph.nodes)
+    text = f"{doing} {compiled_name(graph) or 'a graph'} ({operators:,} operators) ..."
+    timer = threading.Timer(SILENT_S, LOG.warning, ["%s REMAT_LOG=info shows the plan when it is found", text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def announce(report: Report) -> None:

@@ -22,6 +22,7 @@ from compile_remat._torch.version import version_problem
 from compile_remat._util.log_output import show_from
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat._util.size_range import SizeRange as SizeRange
+from compile_remat.announcement import said_if_slow
 from compile_remat.budget import MemoryBudget
 from compile_remat.compilation.caveats import note_uncached, planned_inside
 from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
@@ -107,7 +108,8 @@ def look(
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            planned = look_at_graph(gm, example_inputs, config, for_budgets=for_budgets, observes=observes)
+            with said_if_slow(gm.graph, "planning"):
+                planned = look_at_graph(gm, example_inputs, config, for_budgets=for_budgets, observes=observes)
             if planned is not None:
                 seen.append(planned)
         except Exception as error:  # Dynamo would wrap a `RematError`, or swallow it

@@ -16,6 +16,7 @@ from compile_remat._torch.tensor_arguments import ends_in_graph_break, is_cut_by
 from compile_remat._torch.version import version_problem
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.log_output import show_from
+from compile_remat.announcement import said_if_slow
 from compile_remat.compilation.caveats import note_uncached
 from compile_remat.compilation.driver import Compilation
 from compile_remat.compilation.early_gradients import leaf_positions, why_off
@@ -102,7 +103,8 @@ def compile_graph(
         no_promise = "plain Inductor compiles this graph and no memory budget holds"
         warn(f"{problem}: {no_promise}")
         return compile_plain(gm, example_inputs, patches)
-    with Agreement.of(gm, example_inputs, config.rank_timeout) as agreement:
+    doing = "planning and compiling"
+    with said_if_slow(gm.graph, doing), Agreement.of(gm, example_inputs, config.rank_timeout) as agreement:
         return _compile_in_agreement(gm, example_inputs, config, patches, partitioner_type, agreement)
 
 

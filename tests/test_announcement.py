@@ -8,15 +8,18 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import compile_remat
-from compile_remat.announcement import ARTIFACT, text_of
+from compile_remat import announcement
+from compile_remat.announcement import ARTIFACT, said_if_slow, text_of
 from compile_remat.report import Report
 
 PROGRAM = """
@@ -71,3 +74,41 @@ def test_tlparse_shows_the_plan(tmp_path: Path) -> None:
     assert "predicted peak" in text.read_text() and "recomputed" in text.read_text()
     index = json.loads((pages / "compile_directory.json").read_text())
     assert ARTIFACT in json.dumps(index)
+
+
+# -- planning that takes long -----------------------------------------------------------------------------------------
+
+
+def graph_of(function: object) -> fx.Graph:
+    return fx.symbolic_trace(function).graph  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("limit_s", "seconds", "said"), [(0.01, 0.3, 1), (60.0, 0.0, 0)], ids=["slow", "quick"])
+def test_only_slow_planning_is_said_and_once(
+    limit_s: float, seconds: float, said: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcement, "SILENT_S", limit_s)
+    threads = threading.active_count()
+    with pytest.raises(ZeroDivisionError), said_if_slow(graph_of(lambda x: x.sin().cos()), "planning"):
+        time.sleep(seconds)
+        raise ZeroDivisionError
+    assert threading.active_count() == threads
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * said
+    assert (
+        caplog.messages == ["planning a graph (2 operators) ... REMAT_LOG=info shows the plan when it is found"] * said
+    )
+
+
+def test_a_step_and_explain_say_it_once_for_a_graph(
+    uncached: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcement, "SILENT_S", 0.001)
+    options = {"memory_budget": "min", "compiler": "eager"}
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(16, 8)
+    step = torch.compile(model, backend="remat", options=options)
+    for _ in range(2):
+        step(x).sum().backward()
+    compile_remat.explain(model, x, **options)
+    (first, second) = [text for text in caplog.messages if text.startswith("planning")]
+    assert first.startswith("planning and compiling Sequential (3 operators) ...")
+    assert second.startswith("planning Sequential (3 operators) ...")
