@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import MIB, exact_size, format_bytes
-from compile_remat._util.user_warnings import warn_user
+from compile_remat._util.user_warnings import PREFIX, warn_user
 
 E = TypeVar("E", bound=BaseException)
 
@@ -356,4 +356,4 @@ def _both(nbytes: int) -> str:
 
 def warn(message: str, category: type[Warning] = PlannerWarning) -> None:
     """Warn at the user's line, once in a process for one message: a request is not fulfilled, and training continues."""
-    warn_user(message if message.startswith("compile_remat") else f"compile_remat: {message}", category)
+    warn_user(message if message.startswith("compile_remat") else PREFIX + message, category)

@@ -18,6 +18,8 @@ Said = tuple[str, type[Warning]]
 INSIDE = frozenset(sys.stdlib_module_names) | {"compile_remat", "torch", "functorch", "torchgen"}
 """Top packages whose frames are not the user's program; generated code, which has no module name, is not, either."""
 
+PREFIX = "compile_remat: "
+
 _SAID: set[Said] = set()
 _HELD: ContextVar[list[Said] | None] = ContextVar("compile_remat held warnings", default=None)
 
@@ -71,6 +73,23 @@ def held_warnings() -> Iterator[list[Said]]:
         yield held
     finally:
         _HELD.reset(token)
+
+
+@contextmanager
+def printed_warnings() -> Iterator[None]:
+    """Print the warnings of this context to stderr at its end, as a command does: there is no line of a program to point at."""
+    with held_warnings() as held:
+        try:
+            yield
+        finally:
+            for text in dict.fromkeys(text for text, _ in held):
+                print(f"warning: {text.removeprefix(PREFIX)}", file=sys.stderr)
+
+
+def drop_held(note: str) -> None:
+    """Drop the held warnings that a note, which has just been printed, says as well."""
+    held = _HELD.get() or []
+    held[:] = [each for each in held if each[0].removeprefix(PREFIX) not in note]
 
 
 def forget_warnings() -> None:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compile_remat._util.user_warnings import printed_warnings
+
 
 @dataclass(frozen=True)
 class Command:
@@ -49,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from compile_remat.errors import RematError
 
     try:
-        status = int(getattr(importlib.import_module(command.module), command.run)(parsed))
+        with printed_warnings():
+            status = int(getattr(importlib.import_module(command.module), command.run)(parsed))
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # for example, `compile-remat devices | head -2`

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from compile_remat._util.progress import Advance
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
+from compile_remat._util.user_warnings import drop_held
 from compile_remat.errors import ConfigError
 from compile_remat.pages.figures import PLAIN
 
@@ -101,6 +102,7 @@ def print_rank_forecast(found: RankForecast) -> None:
         _print_graphs(found)
     if found.message:
         print(f"note: {found.message}")
+        drop_held(found.message)
     print(f"bytes of graphs: {facts_text(BY_RULES)}")
     print(f"worked out in {found.seconds:.0f} s, without the devices; times are the cost model's estimates")
 

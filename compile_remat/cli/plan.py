@@ -16,6 +16,7 @@ from compile_remat._util.collector import collector_paused
 from compile_remat._util.progress import Advance, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
+from compile_remat._util.user_warnings import drop_held
 from compile_remat.cli.device_table import run_device_table
 from compile_remat.cli.mesh_table import add_mesh_arguments, check_mesh_arguments, run_mesh_table
 from compile_remat.errors import RematError
@@ -243,6 +244,7 @@ def print_forecast(found: Forecast) -> None:
     print(f"region peak: {found.facts_text}")
     if found.message:
         print(f"note: {found.message}")
+        drop_held(found.message)
     if found.compared:
         _print_baselines(found)
     print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")

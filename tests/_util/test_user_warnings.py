@@ -16,10 +16,12 @@ from torch import nn
 import compile_remat
 from compile_remat._util.user_warnings import (
     NOWHERE,
+    drop_held,
     forget_warnings,
     held_warnings,
     note_compilation,
     place_of_user,
+    printed_warnings,
     warn_user,
 )
 from compile_remat.errors import SettingWarning, warn
@@ -81,6 +83,17 @@ def test_held_warnings_are_given_only_if_somebody_gives_them() -> None:
     assert held == [("compile_remat: a fact", compile_remat.PlannerWarning)]
     (found,) = given(lambda: warn_user(*held[0]))
     assert found.filename == __file__
+
+
+def test_a_command_prints_each_text_once_at_its_end_but_those_that_a_note_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ZeroDivisionError), printed_warnings():
+        assert not given(lambda: [warn(text) for text in ("a fact", "another", "another", "the last")])
+        drop_held("a fact; the last")
+        assert capsys.readouterr() == ("", "")
+        raise ZeroDivisionError
+    assert capsys.readouterr() == ("", "warning: another\n")
 
 
 def test_a_thread_without_a_line_of_the_user_points_at_the_last_compilation() -> None:
