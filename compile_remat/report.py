@@ -216,12 +216,14 @@ class Report(Viewable):
         }
         said = (f"Not modelled: {self.caveat}" * bool(self.plan and self.caveat), self.message, *base.notes)
         seconds = f"{self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache
-        facts = [("memory_budget", self.budget), *base.facts, ("planned in", seconds)]
+        of_plan = [fact for fact in base.facts if fact[0] != "graph"]
+        facts = [("memory_budget", self.budget), *of_plan, ("planned in", seconds)]
         if self.size_range is not None:
             facts.append(("keeps the budget for", str(self.size_range)))
         facts.extend(self._by_settings)
         if self.check:
             facts.append(("check", self.check))
+        facts.append(("graph", self.graph_key))
         return replace(
             base,
             title=f"{self.module or 'Graph'}, memory_budget {self.budget}",

@@ -237,3 +237,11 @@ def test_recorded_in_order_and_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(path.read_text())["graph_key"] == "other"
     compile_remat.reset_reports()
     assert compile_remat.reports() == []
+
+
+def test_a_page_begins_with_the_module_and_ends_with_the_hash() -> None:
+    for report in (REPORT, dataclasses.replace(REPORT, plan=None)):
+        figures = report.figures()
+        assert figures.title == "GPT, memory_budget 8MiB"
+        assert [name for name, _ in figures.facts].count("graph") == 1
+        assert figures.facts[-1] == ("graph", "0123456789abcdef")

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import NamedTuple
 
 Said = tuple[str, type[Warning]]
@@ -39,12 +40,12 @@ _COMPILED_AT: list[Place] = [NOWHERE]
 
 def place_of_user() -> Place | None:
     """Returns the innermost line outside of this package, torch and Python's library; None if no such call is active."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__") or "")
         if module and module.partition(".")[0] not in INSIDE:
             return Place(frame.f_code.co_filename, frame.f_lineno, module)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
