@@ -15,7 +15,8 @@ __all__ = [  # noqa: F405
     "MaxBatch", "MeasuredStep", "MissingExtraError", "PassError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning",
     "RankError", "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "Reports", "SettingWarning",
     "SharedBudgetError", "SizeRange", "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain", "install",
-    "largest_batch", "measured_step", "pareto", "partition", "plan", "plan_rank", "reports", "reset_reports", "uninstall",
+    "largest_batch", "measured_step", "options", "pareto", "partition", "plan", "plan_rank", "reports", "reset_reports",
+    "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass

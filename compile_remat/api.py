@@ -71,6 +71,7 @@ from compile_remat.planning.settings import place_of, settings_for
 from compile_remat.report_table import Reports as Reports
 from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
+from compile_remat.typed_options import options as options
 
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
@@ -134,6 +135,15 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
 
     Raises:
         RematError: A setting is invalid, or the call has no graph that needs a gradient.
+
+    Examples:
+        >>> layers = [layer for _ in range(20) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+        >>> model, batch = torch.nn.Sequential(*layers), torch.randn(2048, 256)
+        >>> report = compile_remat.explain(model, batch, memory_budget="30MiB")
+        >>> f"{report.plain.peak_bytes / 2**20:.1f} MiB under torch.compile, {report.predicted_peak_bytes / 2**20:.1f} MiB here"
+        '44.3 MiB under torch.compile, 29.0 MiB here'
+        >>> f"{report.plan.extra_share:+.0%} time"  # estimated for a CPU
+        '+12% time'
     """
     warn_of_settings_left_aside("explain", settings)
     try:
@@ -154,7 +164,17 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
     the device if g++ and triton are installed, else planned by rules; with `estimate=True` always by rules.
 
     Examples:
-        >>> plan("llama-2-7b", device="h100-sxm", memory_budget="20GiB", optimizer_state="adamw", batch=2)  # doctest: +SKIP
+        >>> layers = [layer for _ in range(20) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+        >>> model, batch = torch.nn.Sequential(*layers), torch.randn(2048, 256)
+        >>> found = compile_remat.plan(model, batch, memory_budget="30MiB")
+        >>> f"{found.peak_bytes / 2**20:.1f} MiB, {len(found.saved)} tensors saved, {len(found.recomputed)} recomputed"
+        '29.0 MiB, 21 tensors saved, 33 recomputed'
+
+        On a GPU that is not here:
+
+        >>> found = compile_remat.plan("resnet-50", device="l4", batch=64, memory_budget="2GiB", estimate=True)  # doctest: +SKIP
+        >>> f"{found.peak_bytes / 2**20:.1f} MiB, {found.extra_share:+.1%} time"  # doctest: +SKIP
+        '2046.9 MiB, +2.4% time'
     """
     if isinstance(model, str):
         return _plan_by_name(model, settings)
@@ -173,7 +193,9 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
         RematError: A setting is invalid, the model cannot be traced, or the builder takes no `batch`.
 
     Examples:
-        >>> largest_batch("llama-2-7b", device="h100-sxm", optimizer_state="adamw", seq=2048).batch  # doctest: +SKIP
+        >>> found = compile_remat.largest_batch("resnet-50", device="l4", optimizer_state="sgd")  # doctest: +SKIP
+        >>> found.batch, f"{found.plan.peak_bytes / 2**30:.1f} GiB"  # doctest: +SKIP
+        (2141, '20.7 GiB')
     """
     from compile_remat.forecast.forecasting import forecast
 
@@ -222,7 +244,9 @@ def plan_rank(
         RematError: A setting is invalid, or the model cannot be traced.
 
     Examples:
-        >>> plan_rank("llama-2-7b", "dp=8", "fsdp2", device="h100-sxm").total_bytes  # doctest: +SKIP
+        >>> rank = compile_remat.plan_rank("resnet-50", "dp=8", "ddp", device="l4", batch=64)  # doctest: +SKIP
+        >>> f"{rank.total_bytes / 2**30:.1f} GiB"  # doctest: +SKIP
+        '2.8 GiB'
     """
     from compile_remat.forecast.mesh.layout import MeshLayout
     from compile_remat.forecast.mesh.rank_forecast import forecast_rank
@@ -274,6 +298,19 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
 
     Args:
         points: Number of budgets, evenly spaced between the lowest peak and the fastest plan's.
+
+    Raises:
+        RematError: A setting is invalid, or the call has no graph that needs a gradient.
+
+    Examples:
+        >>> layers = [layer for _ in range(20) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+        >>> model, batch = torch.nn.Sequential(*layers), torch.randn(2048, 256)
+        >>> for found in compile_remat.pareto(model, batch, points=4):
+        ...     print(f"{found.peak_bytes / 2**20:.1f} MiB, {found.extra_share:+.0%} time")
+        44.3 MiB, -0% time
+        34.3 MiB, +8% time
+        24.3 MiB, +16% time
+        15.8 MiB, +38% time
     """
     warn_of_settings_left_aside("pareto", settings)
     work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
@@ -319,6 +356,15 @@ def install(**settings: Any) -> None:
 
     Raises:
         RematError: A setting is invalid.
+
+    Examples:
+        >>> layers = [layer for _ in range(20) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+        >>> model, batch = torch.nn.Sequential(*layers), torch.randn(2048, 256)
+        >>> compile_remat.install(memory_budget="30MiB")
+        >>> torch.compile(model)(batch).mean().backward()  # Inductor, by any tool
+        >>> f"{compile_remat.reports()[-1].predicted_peak_bytes / 2**20:.1f} MiB"  # 44.3 without
+        '29.0 MiB'
+        >>> compile_remat.uninstall()
     """
     warn_of_settings_left_aside("install", settings)
     config = _config(settings)
@@ -351,6 +397,6 @@ def install(**settings: Any) -> None:
 
 
 def uninstall() -> None:
-    """Give Inductor its own partitioner back."""
+    """Give Inductor its own partitioner back; see `install` for an example."""
     set_global_partitioner(None)
     write_to(None)

@@ -64,7 +64,7 @@ def remat(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | RematConfig | None = None,
     mode: str | None = None,
     name: str | None = None,
     config_patches: Mapping[str, Any] | None = None,
@@ -236,8 +236,10 @@ def _conclude(agreement: Agreement, partitioner: RematPartitioner, report: Repor
 
 def _given(options: object, mode: str | None) -> dict[str, object]:
     """Returns options and mode as one dict; torch.compile takes either, and passes on any value."""
+    if isinstance(options, RematConfig):
+        options = options.as_options()
     if options is not None and not isinstance(options, Mapping):
-        raise ConfigError(f"options = {options!r}: options are a dict from names to values.")
+        raise ConfigError(f"options = {options!r}: options are a dict from names to values, or a RematConfig.")
     given = dict(options or {})
     if mode is not None:
         given.setdefault("mode", mode)

@@ -222,6 +222,12 @@ class RematConfig:
         plan_dir: a folder of plans, written if absent and replayed if present, or None.
         log: level of the logger `compile_remat`: `warning`, `info` or `debug`; None (default) leaves the logger as it is,
             which is `warning` unless the user set it.
+
+    Examples:
+        >>> config = compile_remat.RematConfig(memory_budget="8GiB", slices=4)
+        >>> config.memory_budget.value, config.slices, config.oom_retry
+        (8589934592, 4, 1)
+        >>> compiled = torch.compile(torch.nn.Linear(8, 8), backend="remat", options=config)
     """
 
     memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto", is_given=False))
@@ -279,6 +285,17 @@ class RematConfig:
         if config.narrow != "off":
             warn(f"narrow = {config.narrow} (from {values['narrow'][1]}) {NARROW_IS_GONE}")
         return config
+
+    def as_options(self) -> dict[str, object]:
+        """Returns the fields that differ from their defaults, as the dict that torch.compile takes.
+
+        For a field at its default, the environment variable holds, as for a setting that is not given.
+        """
+        values = {row.name: (getattr(self, row.name), row.default) for row in fields(self)}
+        is_given = {
+            name: value != default or getattr(value, "is_given", False) for name, (value, default) in values.items()
+        }
+        return {name: value for name, (value, _) in values.items() if is_given[name]}
 
 
 def split_options(

@@ -13,7 +13,7 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ def remat(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Any = None,
     mode: str | None = None,
     **others: Any,
 ) -> Callable[..., Any]:
