@@ -57,7 +57,7 @@ def train(arguments: argparse.Namespace, memory_budget: str) -> list[float]:
     torch.manual_seed(0)
     layers, width, batch, length = (4, 32, 4, 33) if arguments.toy else (24, 1024, 16, 1025)
     model = Model(layers, width).to(device)
-    options = {"memory_budget": memory_budget, "compiler": arguments.compiler}
+    options = compile_remat.options(memory_budget=memory_budget, compiler=arguments.compiler)
     step = torch.compile(model, backend="remat", options=options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
