@@ -293,7 +293,15 @@ class Report(Viewable):
 
 
 def reports() -> Reports:
-    """Returns the reports of the graphs that this process compiled, in order, including graphs from torch's cache."""
+    """Returns the reports of the graphs that this process compiled, in order, including graphs from torch's cache.
+
+    Examples:
+        >>> layers = [layer for _ in range(20) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+        >>> step = torch.compile(torch.nn.Sequential(*layers), backend="remat", options={"memory_budget": "30MiB"})
+        >>> step(torch.randn(2048, 256)).mean().backward()
+        >>> [f"{report.predicted_peak_bytes / 2**20:.1f} of {report.budget}" for report in compile_remat.reports()]
+        ['29.0 of 30MiB']
+    """
     return Reports(_REPORTS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import importlib
 import importlib.util
 import inspect
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import compile_remat
 from compile_remat import cli, errors
@@ -162,3 +164,25 @@ def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) 
     assert "Error" not in capsys.readouterr().out
     if train := names.get("train"):  # of gradient accumulation
         assert train(2) - train(1) == sum(parameter.nbytes for parameter in names["model"].parameters())
+
+
+FUNCTIONS = [name for name in compile_remat.__all__ if inspect.isfunction(getattr(compile_remat, name))]
+
+
+@pytest.mark.parametrize("name", [*sorted({*FUNCTIONS} - {"uninstall", "reset_reports"}), "RematConfig"])
+def test_public_functions_have_an_example_with_its_result(name: str) -> None:
+    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(compile_remat, name), name)
+    assert [example for example in test.examples if example.want]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("uncached")
+@pytest.mark.parametrize("name", [*FUNCTIONS, "RematConfig"])
+def test_examples_of_docstrings_are_true(name: str) -> None:
+    names = {"compile_remat": compile_remat, "torch": torch}
+    options = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
+    runner = doctest.DocTestRunner(verbose=False, optionflags=options)
+    said: list[str] = []
+    for test in doctest.DocTestFinder(recurse=False).find(getattr(compile_remat, name), name, globs=names):
+        runner.run(test, out=said.append)
+    assert said == []

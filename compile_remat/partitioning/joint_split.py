@@ -207,6 +207,16 @@ def partition(
     Raises:
         BudgetError: No plan fits the budget.
         ConfigError, DeviceError: A setting is invalid, or the graph is not functional.
+
+    Examples:
+        >>> from functools import partial
+        >>> from functorch.compile import aot_module, nop
+        >>> layers = [layer for _ in range(20) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+        >>> split = partial(compile_remat.partition, memory_budget="30MiB")
+        >>> compiled = aot_module(torch.nn.Sequential(*layers), fw_compiler=nop, bw_compiler=nop, partition_fn=split)
+        >>> compiled(torch.randn(2048, 256)).mean().backward()  # runs the two graphs as they are
+        >>> f"{compile_remat.reports()[-1].plan.peak_bytes / 2**20:.1f} MiB"
+        '28.3 MiB'
     """
     budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
     times = op_timing.times_of(joint_module.graph) if cost_model == "profile" else Times()

@@ -47,10 +47,6 @@ _STEP: ContextVar[MeasuredStep | None] = ContextVar("compile_remat measured step
 def measured_step(device: torch.device | str | None = None) -> Iterator[MeasuredStep]:
     """Measure one training step, and write its peak into the report of the graph that ran in the step.
 
-        with compile_remat.measured_step() as step:
-            model(x).sum().backward()
-        step.peak_bytes
-
     The peak counts all bytes that the body allocates above the level at its start: set gradients to None before.  Measure a step
     that compiles nothing.  If several graphs ran, or one graph several times, the peak is the step's and no report gets it.
 
@@ -60,6 +56,17 @@ def measured_step(device: torch.device | str | None = None) -> Iterator[Measured
 
     Raises:
         ValueError: The memory of that device cannot be measured.
+
+    Examples:
+        >>> layers = [layer for _ in range(20) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+        >>> model, batch = torch.nn.Sequential(*layers), torch.randn(2048, 256)
+        >>> compiled = torch.compile(model, backend="remat", options={"memory_budget": "30MiB"})
+        >>> compiled(batch).mean().backward()  # compiles
+        >>> model.zero_grad()  # sets gradients to None
+        >>> with compile_remat.measured_step() as step:
+        ...     compiled(batch).mean().backward()
+        >>> f"{step.peak_bytes / 2**20:.1f} MiB"
+        '29.0 MiB'
     """
     step = MeasuredStep()
     token = _STEP.set(step)
