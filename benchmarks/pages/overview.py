@@ -70,8 +70,8 @@ def _worst_error(rows: Sequence[Row]) -> str:
 # -- a GPU ------------------------------------------------------------------------------------------------------------
 
 GPU_TITLES = (
-    "model", "dtype", "torch.compile", "every block checkpointed", "ours at that peak", "torch's own 0.5", "ours at that peak",
-    "ours at 0.5", "`min`", "prediction off by at most",
+    "model", "dtype", "torch.compile", "every block checkpointed", "ours at the peak of checkpoints", "torch's own 0.5",
+    "ours at the peak of torch's 0.5", "ours at 0.5", "`min`", "prediction off by at most",
 )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def gpu_table() -> str:
 
 
 def _point(point: frontier.Point | None) -> str:
-    return "-" if point is None or point.peak_bytes is None else f"{mib(point.peak_bytes)}: {ms(point.step_ns)} ms"
+    return "-" if point is None or point.peak_bytes is None else f"{mib(point.peak_bytes)} MiB, {ms(point.step_ns)} ms"
 
 
 def _peak(row: gpu_peaks.PeakRow | None) -> str:
