@@ -31,11 +31,14 @@ def is_supported() -> bool:
 
 
 def version_problem() -> str:
-    """Returns one line that says why this torch is not supported; empty if it is."""
+    """Returns one line that says why this torch is not supported, and how to get one that is; empty if it is supported."""
     if is_supported():
         return ""
     (first, low), (last, end) = SUPPORTED
-    return f"compile_remat supports torch {first}.{low} to {last}.{end - 1}, not {torch.__version__}"
+    cure = f"upgrade compile-remat, or install torch {last}.{end - 1}"
+    if torch_version() < SUPPORTED[0]:
+        cure = f"install torch {first}.{low} or newer"
+    return f"compile_remat supports torch {first}.{low} to {last}.{end - 1}, not {torch.__version__} ({cure})"
 
 
 def private_module(name: str) -> Any:

@@ -1,5 +1,6 @@
 """Supported versions of torch, and the fallback under others: a warning and plain Inductor, at every entry point."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -58,7 +59,9 @@ def test_versions_inside_the_range(version: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("version", OTHERS)
 def test_versions_outside_the_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    assert version_problem() == f"compile_remat supports torch 2.11 to 2.15, not {version}"
+    is_newer = version.startswith(("2.16", "3", "20"))
+    cure = "upgrade compile-remat, or install torch 2.15" if is_newer else "install torch 2.11 or newer"
+    assert version_problem() == f"compile_remat supports torch 2.11 to 2.15, not {version} ({cure})"
 
 
 def test_the_torch_that_runs_is_supported() -> None:
@@ -81,7 +84,8 @@ def test_training_goes_on_with_plain_inductor(version: str, compiler: str, monke
     expected = gradients(model, model, x)
     monkeypatch.setattr(torch, "__version__", version)
     options = {"memory_budget": "min", "compiler": compiler}
-    with pytest.warns(PlannerWarning, match=f"not {version.replace('+', '.')}: plain Inductor compiles this graph"):
+    said = rf"not {re.escape(version)} \((upgrade|install) .*\): plain Inductor compiles this graph"
+    with pytest.warns(PlannerWarning, match=said):
         actual = gradients(model, torch.compile(model, backend=remat, options=options), x)
     torch.testing.assert_close(actual, expected)
     assert compile_remat.reports() == []
@@ -107,7 +111,8 @@ def test_nothing_is_explained_or_installed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch, "__version__", "2.16.0")
     model, x = small()
     for ask in (compile_remat.explain, compile_remat.plan, compile_remat.pareto):
-        with pytest.raises(RematError, match=r"supports torch 2\.11 to 2\.15, not 2\.16\.0: install a supported torch"):
+        said = r"supports torch 2\.11 to 2\.15, not 2\.16\.0 \(upgrade .*\): install a supported torch"
+        with pytest.raises(RematError, match=said):
             ask(model, x)
     with pytest.warns(PlannerWarning, match="Inductor is left as it is"):
         compile_remat.install(memory_budget="min")
