@@ -7,6 +7,7 @@ VERSIONS    ?= 2.11.0 $(TESTED) 2.15.0# those of test-versions
 TORCH_INDEX ?=# where to get torch alone, such as https://download.pytorch.org/whl/cpu
 VENV_ARGS   ?=# --system-site-packages uses the torch that PYTHON already has
 PYTEST_ARGS ?=# such as "-k budget", "tests/test_config.py"
+NIGHTLY     ?= https://download.pytorch.org/whl/nightly/cpu# where test-nightly gets torch
 TRITON      ?= 3.7.0# its version where torch brings none, for test-cuda-codegen
 WORKERS     ?= 2# processes that share the tests; each may take a GiB of memory
 TIMEOUT     ?= 600# seconds for one test
@@ -28,7 +29,7 @@ FULL := --full $(if $(SHARD),--shard $(SHARD))
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help layers docs demo test test-full test-cuda-codegen test-browser test-stacks durations test-versions fuzz bench dev lint types wheel-test dist clean distclean
+.PHONY: help layers docs demo test test-full test-cuda-codegen test-browser test-stacks test-nightly durations test-versions fuzz bench dev lint types wheel-test dist clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -66,6 +67,16 @@ test-versions:  ## what may differ between versions of torch, on each of VERSION
 	  echo "torch $$torch"; \
 	  $(MAKE) --no-print-directory test TORCH=$$torch PYTEST_ARGS="$(or $(PYTEST_ARGS),$(VERSION_TESTS))"; \
 	done
+
+# With the range of versions lifted, tests say what is new; the copy keeps the checkout as it is.
+test-nightly: .venv-nightly/.installed  ## torch's nightly build: plain Inductor trains as for users; then the version tests, in a copy that takes any torch
+	.venv-nightly/bin/python examples/train.py --device cpu --toy --steps 2
+	.venv-nightly/bin/python -m pytest --timeout=$(TIMEOUT) -q --full tests/_torch/test_version.py -k "not the_torch_that_runs"
+	rm -rf build/nightly
+	mkdir -p build/nightly
+	git ls-files | tar -cf - -T - | tar -xf - -C build/nightly
+	cd build/nightly && sed -i.bak -E 's/^(SUPPORTED = .*), \([0-9]+, [0-9]+\)\)$$/\1, (99, 0))/' compile_remat/_torch/version.py && \
+	../../.venv-nightly/bin/python -m pytest --timeout=$(TIMEOUT) $(filter-out tests/_torch/test_version.py,$(VERSION_TESTS))
 
 bench: $(VENV)/.installed  ## measure the figures of docs/results/
 	$(PY) -m benchmarks $(BENCH_ARGS)
@@ -153,6 +164,14 @@ $(STACKS)/.installed: $(VENV)/.installed
 	@where='import sysconfig; print(sysconfig.get_path("purelib"))' && \
 	$(PY) -c "$$where" >"$$($(STACKS)/bin/python -c "$$where")/beside.pth"
 	$(STACKS)/bin/python -m pip --disable-pip-version-check install --quiet -c $(PINS) --no-build-isolation -e '.[stacks]'
+	@touch $@
+
+# No pins: the build of today with the newest of everything else.
+.venv-nightly/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-nightly
+	.venv-nightly/bin/pip install --quiet --pre torch --index-url $(NIGHTLY)
+	.venv-nightly/bin/pip install --quiet 'hatchling>=1.27' editables $$(.venv-nightly/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(n for n in p['dependencies'] + p['optional-dependencies']['test'] if not n.startswith('torch')))")
+	.venv-nightly/bin/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dist: $(VENV)/.installed

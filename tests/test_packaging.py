@@ -69,6 +69,25 @@ def test_every_issue_form_asks_for_the_doctors_output() -> None:
     assert all("label: Output of `compile-remat doctor`" in form.read_text(encoding="utf-8") for form in forms)
 
 
+def test_workflows_make_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    workflows = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    assert workflows.keys() == {"ci", "nightly", "release"}
+    for name, text in workflows.items():
+        made = {word for line in re.findall(r"make ([a-z -]+[a-z])", text) for word in line.split()}
+        assert made and made <= targets, name
+
+
+def test_the_nightly_copy_takes_any_torch() -> None:
+    """The expression with which `make test-nightly` lifts the range."""
+    lifted = subprocess.run(
+        ["sed", "-E", r"s/^(SUPPORTED = .*), \([0-9]+, [0-9]+\)\)$/\1, (99, 0))/", "compile_remat/_torch/version.py"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert r"s/^(SUPPORTED = .*), \([0-9]+, [0-9]+\)\)$$/\1, (99, 0))/" in (ROOT / "Makefile").read_text()
+    assert "\nSUPPORTED = ((2, 11), (99, 0))\n" in lifted
+
+
 def test_public_names() -> None:
     assert compile_remat.__all__ == sorted(compile_remat.__all__)
     for name in compile_remat.__all__:
