@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -43,7 +44,10 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_every_example_is_run_here() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == ["own_policy", "plan", "ranks", "train"]
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == [
+        "own_policy", "plan", "ranks", "train", "training_loops",
+    ]  # fmt: skip
+    assert sorted(path.stem for path in EXAMPLES.glob("*.ipynb")) == ["first_steps"]
 
 
 @pytest.mark.proof
@@ -63,6 +67,97 @@ def test_training_loop_goes_on_at_the_lowest_peak() -> None:
         arguments = ["--device", "cpu", "--toy", "--compiler", "eager", "--budget", "1MiB", "--steps", "2"]
         assert len(script.main(arguments)) == 2
     assert compile_remat.reports()[-1].plan is not None
+
+
+# -- training_loops ---------------------------------------------------------------------------------------------------
+
+
+def tables(script: Any, name: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The rows of a table at toy size, without the heads."""
+    script.WIDTH, script.BLOCKS, script.ROWS = 64, 3, 2048
+    script.PLAIN, script.COMPILER = "aot_eager_decomp_partition", "eager"
+    script.main([name])
+    _, _, *rows = capsys.readouterr().out.strip().splitlines()
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+@pytest.mark.full
+def test_micro_batches_add_their_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    with example("training_loops") as script:
+        whole, one, two, four = tables(script, "accumulation", capsys)
+    assert [row[0] for row in (whole, one, two, four)] == [
+        "1 of 2048 rows", "1 of 512 rows", "2 of 512 rows", "4 of 512 rows",
+    ]  # fmt: skip
+    gradients = float(two[3])
+    assert gradients > 0 == float(one[3])
+    assert float(two[2]) == pytest.approx(float(one[2]) + gradients, abs=0.15) and four[1:] == two[1:]
+
+
+@pytest.mark.full
+def test_adapters_have_small_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    with example("training_loops") as script:
+        rows = tables(script, "lora", capsys)
+        for everything, adapters in (rows[:2], rows[2:]):
+            assert float(adapters[1]) < float(everything[1])
+            assert float(adapters[4]) < float(adapters[2]) and float(everything[4]) < float(everything[2])
+
+
+def test_a_step_after_an_evaluation_has_its_old_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    with example("training_loops") as script:
+        for name, before, evaluation, after in tables(script, "evaluation", capsys):
+            assert before == after and float(evaluation) < float(before), name
+
+
+@pytest.mark.full
+def test_a_run_resumes_under_another_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    with example("training_loops") as script:
+        whole, fast, low = tables(script, "resume", capsys)
+    assert whole[1:4] == fast[1:4] == low[1:4]
+    assert float(low[4]) < float(fast[4])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("table", "page"),
+    [("accumulation", "gradient-accumulation"), ("lora", "lora"), ("evaluation", "evaluation"), ("resume", "resuming")],
+)
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the pages name torch 2.13")
+def test_tables_of_guides_are_what_the_script_prints(table: str, page: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(EXAMPLES / "training_loops.py"), table]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in (EXAMPLES.parent / f"docs/guides/{page}.md").read_text()
+
+
+# -- the notebook -----------------------------------------------------------------------------------------------------
+
+
+def cells(kind: str) -> list[str]:
+    notebook = json.loads((EXAMPLES / "first_steps.ipynb").read_text())
+    assert notebook["nbformat"] == 4 and not any(cell.get("outputs") for cell in notebook["cells"])
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == kind]
+
+
+def test_the_notebook_is_of_python_and_prose() -> None:
+    for number, cell in enumerate(cells("code")):
+        compile(cell, f"cell {number}", "exec")
+    assert cells("markdown")[0].startswith("# ") and all(cell.isascii() for cell in cells("markdown"))
+
+
+@pytest.mark.full
+def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells("code")):
+        exec(compile(cell, f"cell {number}", "exec"), names)
+    peaks = [plan.peak_bytes for plan in names["plans"]]
+    assert peaks == sorted(peaks, reverse=True)
+    assert names["losses"][-1] < names["losses"][0]
+    assert names["measured"].peak_bytes <= 30 << 20 and names["floor_bytes"] > 8 << 20
+    assert "<svg" in names["report"]._repr_html_() or "<img" in names["report"]._repr_html_()
+    assert "predicted 29.0 MiB of 30\nmeasured 29.0 MiB of 30" in capsys.readouterr().out
+
+
+# -- plan, ranks, own_policy ------------------------------------------------------------------------------------------
 
 
 def test_plans_for_a_device_that_is_not_there() -> None:

@@ -149,20 +149,30 @@ def test_a_heading_has_the_words_that_people_search_for(words: str) -> None:
     assert [h for h in headings if words.lower() in h.lower().replace("-", " ")]
 
 
-RUN = ("getting-started.md", "guides/gradient-accumulation.md", "guides/early-gradients.md", "guides/several-graphs.md")
+RUN = (
+    "getting-started.md",
+    *(
+        f"guides/{name}.md"
+        for name in ("gradient-accumulation", "evaluation", "resuming", "early-gradients", "several-graphs")
+    ),
+)
 """Pages whose blocks are a program, one after the other."""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("page", RUN)
-def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_a_page_runs(
+    page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
     assert blocks
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, page, "exec"), names)
     assert "Error" not in capsys.readouterr().out
-    if train := names.get("train"):  # of gradient accumulation
+    if page.endswith("accumulation.md"):
+        train = names["train"]
         assert train(2) - train(1) == sum(parameter.nbytes for parameter in names["model"].parameters())
 
 
