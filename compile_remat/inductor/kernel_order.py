@@ -17,6 +17,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from compile_remat._torch.version import private_name, torch_version
@@ -82,7 +83,7 @@ class KernelSequence:
         self.graph = SchedulerGraph(nodes, nodes[0].scheduler.dep_size_hint, returned)
         ranks = {node: rank for rank, node in enumerate(planned)}
         self.ranks = {node.get_name(): _rank(node, ranks) for node in nodes}
-        self.along = FirstAbove([self.ranks[node.get_name()] for node in nodes])
+        self.along = np.array([self.ranks[node.get_name()] for node in nodes])  # ranks by place
         self.places = {node.get_name(): place for place, node in enumerate(nodes)}
         self.kernels = {node.get_name(): Kernel.of(node.get_nodes()) for node in nodes}
         self.small_bytes = max(self.graph.nbytes.values(), default=0) // SMALL_PART
@@ -102,9 +103,10 @@ class KernelSequence:
                 continue
             end = self.places[name]
             begin = max((self.places[maker] for maker in self._awaited(node)), default=-1) + 1
-            begin = self.along.first(begin, end, self.ranks[name])
-            if begin == end:
+            later = np.flatnonzero(self.along[begin:end] > self.ranks[name])
+            if not len(later):
                 continue
+            begin += int(later[0])
             before = self.nodes[begin : end + 1]
             after = [node, *before[:-1]]
             if self._peak_bytes(after, begin) <= self._peak_bytes(before, begin):
@@ -144,7 +146,7 @@ class KernelSequence:
         for place, node in enumerate(nodes, begin):
             self.nodes[place] = node
             self.places[node.get_name()] = place
-            self.along.put(place, self.ranks[node.get_name()])
+            self.along[place] = self.ranks[node.get_name()]
 
     def _readers_of(self, name: str) -> set[str]:
         """Names of the nodes that read an output of a node."""
@@ -176,41 +178,6 @@ class KernelSequence:
             lambda kernel: kernel.writes,
             lambda kernel: {name for name in kernel.reads if self._dies_by(name, places, by_kernel[kernel])},
         )
-
-
-class FirstAbove:
-    """A list of n ints that finds the first value above a bound in a range, in O(log n) steps.
-
-    A complete binary tree in an array: node `k` holds the largest of its children `2 k` and `2 k + 1`.
-    """
-
-    def __init__(self, values: Sequence[int]) -> None:
-        self.size = 1 << max(1, len(values)).bit_length()
-        self.most = [-1] * self.size + list(values) + [-1] * (self.size - len(values))
-        for k in reversed(range(1, self.size)):
-            self.most[k] = max(self.most[2 * k], self.most[2 * k + 1])
-
-    def put(self, place: int, value: int) -> None:
-        """Replace the value at a place."""
-        k = place + self.size
-        self.most[k] = value
-        while k > 1:
-            k //= 2
-            self.most[k] = max(self.most[2 * k], self.most[2 * k + 1])
-
-    def first(self, begin: int, end: int, bound: int) -> int:
-        """Returns the first place of ``range(begin, end)`` whose value is above the bound; `end` if there is none."""
-        k = begin + self.size
-        while self.most[k] <= bound:  # to the right, by the largest trees that start there
-            while k & 1:
-                k //= 2
-            if k == 0:
-                return end
-            k += 1
-        while k < self.size:
-            k *= 2
-            k += self.most[k] <= bound
-        return min(end, k - self.size)
 
 
 def _rank(node: Any, ranks: Mapping[Any, int]) -> int:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._inductor import config
@@ -18,7 +16,7 @@ from benchmarks.digest import emitted
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import kernel_order, plan_guard
-from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
+from compile_remat.inductor.kernel_order import KernelSequence
 from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels
 from compile_remat.passes.graph import rewrite_list
 from tests.inductor.scheduler_nodes import Node, Sizes
@@ -153,19 +151,6 @@ def test_the_gradient_of_a_gather_takes_one_buffer_beside_what_is_scattered(pool
     (report,) = compile_remat.reports()
     assert report.predicted_peak_bytes == report.scheduled_peak_bytes
     assert abs(measured - report.predicted_peak_bytes) <= 64
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
-def test_the_first_place_above_a_bound(values: list[int], data: st.DataObject) -> None:
-    tree = FirstAbove(values)
-    for _ in range(5):
-        place = data.draw(st.integers(0, len(values) - 1))
-        values[place] = data.draw(st.integers(0, 9))
-        tree.put(place, values[place])
-        end = data.draw(st.integers(0, len(values)))
-        begin, bound = data.draw(st.integers(0, end)), data.draw(st.integers(-1, 9))
-        expected = next((k for k in range(begin, end) if values[k] > bound), end)
-        assert tree.first(begin, end, bound) == expected
 
 
 class Layer(nn.Module):
