@@ -19,7 +19,7 @@ from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, compare, h
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, built, model_bytes, refuse, trace
-from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
+from compile_remat.forecast.lowering.elsewhere import lowered_for
 from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed, facts_text, with_attention_of
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.second_process import Surroundings, Worker
@@ -211,57 +211,32 @@ def forecast(
         BudgetError: The budget was given, and no plan fits it.
         RematError: A setting is invalid, or the model cannot be traced.
     """
-    with lowered_for(target) as lowering:
-        return _forecast(
-            builder,
-            target,
-            lowering,
-            with_baselines=with_baselines,
-            with_max_batch=with_max_batch,
-            needs_max_batch=needs_max_batch,
-            worker=worker,
-            with_plain=with_plain,
-            advance=advance,
-        )
-
-
-def _forecast(
-    builder: Builder,
-    target: Target,
-    lowering: Lowering,
-    *,
-    with_baselines: bool,
-    with_max_batch: bool,
-    needs_max_batch: bool,
-    worker: Worker | None,
-    with_plain: bool,
-    advance: Advance,
-) -> Forecast:
     start, surroundings = time.perf_counter(), None if worker is None else Surroundings.now()
-    device, limit = target.figures(), target.limit_bytes
-    model = built(builder)
-    parameter_bytes, trainable_bytes, input_bytes = model_bytes(*model)
-    state_bytes = target.optimizer.of(trainable_bytes)
-    search = with_max_batch and "batch" in builder.sizes() and limit is not None and target.slices == "off"
-    beside = beside_graph(target, parameter_bytes, trainable_bytes, 0)  # the largest parameter is not known yet
-    largest = nothing_fits(beside, limit) if search else None
-    search = search and largest is None
-    if search and worker is not None and surroundings is not None:
-        worker.begin(surroundings, largest_batch, builder, target)
-    advance(f"tracing {builder.name}")
-    traced = trace(builder, device, model=model)
-    largest_bytes = largest_gradient_bytes(traced)
-    workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
-    beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
-    effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
-    lowering.begin(Asked(builder, target, effective.budget, target.budget.kind == "auto", with_plain))
-    advance("building the planning problem")
-    own = ready_on(traced, target, torch_budgets=TORCH_BUDGETS if with_baselines else (1.0,))
-    if search and worker is not None:
-        worker.send((own.step, beside))
-    if lowering.is_there:
-        advance("waiting for its graphs to be lowered")
-    outcome = with_attention_of(lowering.result(), own.problem)
+    with lowered_for(target) as lowering:
+        device, limit = target.figures(), target.limit_bytes
+        model = built(builder)
+        parameter_bytes, trainable_bytes, input_bytes = model_bytes(*model)
+        state_bytes = target.optimizer.of(trainable_bytes)
+        search = with_max_batch and "batch" in builder.sizes() and limit is not None and target.slices == "off"
+        beside = beside_graph(target, parameter_bytes, trainable_bytes, 0)  # the largest parameter is not known yet
+        largest = nothing_fits(beside, limit) if search else None
+        search = search and largest is None
+        if search and worker is not None and surroundings is not None:
+            worker.begin(surroundings, largest_batch, builder, target)
+        advance(f"tracing {builder.name}")
+        traced = trace(builder, device, model=model)
+        largest_bytes = largest_gradient_bytes(traced)
+        workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
+        beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
+        effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
+        lowering.begin(Asked(builder, target, effective.budget, target.budget.kind == "auto", with_plain))
+        advance("building the planning problem")
+        own = ready_on(traced, target, torch_budgets=TORCH_BUDGETS if with_baselines else (1.0,))
+        if search and worker is not None:
+            worker.send((own.step, beside))
+        if lowering.is_there:
+            advance("waiting for its graphs to be lowered")
+        outcome = with_attention_of(lowering.result(), own.problem)
     if isinstance(outcome, BudgetError):
         raise outcome
     if isinstance(outcome, Observed):
