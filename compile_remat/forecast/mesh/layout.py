@@ -86,14 +86,8 @@ class MeshLayout:
             if name in sizes or not equals or not size.isascii() or not size.isdecimal() or int(size) < 1:
                 raise ConfigError(f"mesh = {written!r}: write each dimension once with its size, as in dp=8,tp=2.")
             sizes[name] = int(size)
-        return MeshLayout(
-            **sizes,
-            shard=shard,
-            reshard=reshard,
-            node_size=node_size,
-            param_dtype=param_dtype,
-            reduce_dtype=reduce_dtype,
-        )
+        dp, tp = (sizes.get(name, 1) for name in DIMENSIONS)
+        return MeshLayout(dp, tp, shard, reshard, node_size, param_dtype, reduce_dtype)
 
     @property
     def num_ranks(self) -> int:
