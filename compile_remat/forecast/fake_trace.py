@@ -125,11 +125,6 @@ def kind_of(device: Device) -> tuple[bool, bool]:
     return device.name == "cpu", "bfloat16" in dict(device.flops_per_s)  # before Ampere a device has neither
 
 
-def bytes_of_model(builder: Builder) -> tuple[int, int, int]:
-    """Returns the bytes of a model's parameters and buffers, of its trainable parameters, and of its inputs."""
-    return model_bytes(*built(builder))
-
-
 def built(builder: Builder) -> Built:
     """Build a model and its inputs, without data."""
     with fake_tensors(builder.torch_dtype), NumbersAreZero():

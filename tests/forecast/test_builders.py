@@ -12,7 +12,7 @@ import torch
 from compile_remat._torch.fake import fake_tensors
 from compile_remat.errors import ConfigError, RematError
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import built, bytes_of_model
+from compile_remat.forecast.fake_trace import built, model_bytes
 from compile_remat.forecast.zoo import BUILDERS
 from tests import planned_models
 
@@ -76,8 +76,8 @@ def test_a_builder_may_ask_for_numbers_and_gets_zero() -> None:
 def test_bytes_of_a_model() -> None:
     layer = 64 * 64 * (3 + 1 + 2 + 2 + 2) + 2 * 64
     parameters = 2 * (2 * layer + 2 * 256 * 64)  # bf16
-    assert bytes_of_model(Builder(f"{OURS}:llama", dtype="bf16")) == (parameters, parameters, 2 * 2 * 128 * 8)
-    kept, trainable, _ = bytes_of_model(Builder(f"{OURS}:frozen"))
+    assert model_bytes(*built(Builder(f"{OURS}:llama", dtype="bf16"))) == (parameters, parameters, 2 * 2 * 128 * 8)
+    kept, trainable, _ = model_bytes(*built(Builder(f"{OURS}:frozen")))
     assert kept == 4 * (64 + 8) and trainable == 0
 
 
