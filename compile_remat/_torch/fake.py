@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def say_device(module: fx.GraphModule, device: torch.device) -> None:
     """
     graphs = [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes):
-        for value in _flat(node.meta.get("val")):
+        for value in tree_leaves(node.meta.get("val")):
             if isinstance(value, FakeTensor):
                 value.fake_device = device
 
@@ -71,11 +72,3 @@ def copied_value(value: Any) -> Any:
         value.fake_device = device
     copied.fake_device = device
     return copied
-
-
-def _flat(value: object) -> Iterator[object]:
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
