@@ -27,7 +27,6 @@ class Peak:
 
     peak_bytes: int
     end_bytes: int
-    allocations: int
     requested_bytes: int
 
 
@@ -77,16 +76,15 @@ def replay(events: Sequence[AllocationEvent]) -> Peak:
     the profiler did not watch has freed it in between.
     """
     live: dict[int, int] = {}
-    level = peak = allocations = 0
+    level = peak = 0
     for event in events:
         if event.nbytes > 0:
             level += event.nbytes - live.pop(event.address, 0)
             live[event.address] = event.nbytes
-            allocations += 1
         else:
             level -= live.pop(event.address, 0)
         peak = max(peak, level)
-    return Peak(peak_bytes=peak, end_bytes=level, allocations=allocations, requested_bytes=peak)
+    return Peak(peak_bytes=peak, end_bytes=level, requested_bytes=peak)
 
 
 def _recorded_on_cuda(device: torch.device) -> Iterator[list[Peak]]:
@@ -105,7 +103,6 @@ def _recorded_on_cuda(device: torch.device) -> Iterator[list[Peak]]:
         Peak(
             peak_bytes=above("allocated_bytes.all.peak", "allocated_bytes.all.current"),
             end_bytes=above("allocated_bytes.all.current", "allocated_bytes.all.current"),
-            allocations=above("allocation.all.allocated", "allocation.all.allocated"),
             requested_bytes=above("requested_bytes.all.peak", "requested_bytes.all.current"),
         )
     )

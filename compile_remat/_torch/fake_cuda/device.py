@@ -5,9 +5,6 @@ from __future__ import annotations
 import types
 from dataclasses import dataclass
 
-FIRST_WITH_TRITON = (7, 0)
-"""Inductor refuses devices of a lower compute capability."""
-
 FIRST_WITH_BFLOAT16 = (8, 0)
 
 

@@ -7,7 +7,7 @@ Shcherbina, Safe bounds in linear and mixed-integer linear programming, 2004).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,10 +157,6 @@ class Programme:
         size = np.abs(terms).sum() + np.abs(charges).sum() + np.abs(cost).sum()
         size += (abs(matrix).T @ multipliers).sum()
         return math.ceil(float(terms.sum() - charges.sum()) - 1e-6 - 1e-11 * float(size))
-
-    def binding(self, multipliers: Floats) -> Sequence[int]:
-        """Numbers of the points with a positive multiplier, counted from 0 in the order in which the points were added."""
-        return np.flatnonzero(multipliers[np.array(self._is_point, dtype=bool)] > 0).tolist()
 
     def _limits(self, budget_bytes: int) -> Floats:
         return np.array(self._right) + np.where(self._is_point, float(budget_bytes), 0.0)
