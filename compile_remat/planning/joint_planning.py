@@ -11,7 +11,7 @@ from compile_remat.cost_models import CostModel
 from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import Plan, Planner, Problem, plain_time_ns
 from compile_remat.passes.graph.rewrites.early_gradients import marked_bytes
-from compile_remat.passes.pictures.plan_pictures import pictured
+from compile_remat.passes.pictures.plan_pictures import PlanPictures
 from compile_remat.passes.problem.work_budget import CLOCK
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
@@ -98,17 +98,14 @@ def plan_joint(
     if context.with_floor and chosen.floor_bytes is None:
         chosen = replace(chosen, floor_bytes=planner.lowest().peak_bytes)
     resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
-    plan = pictured(
-        replace(
-            chosen.plan,
-            budget_bytes=_bytes_for(request_now, budget),
-            problem_key=problem.key(),
-            plain_time_ns=plain_time_ns(prepared.with_torch),
+    plan = replace(
+        chosen.plan,
+        budget_bytes=_bytes_for(request_now, budget),
+        problem_key=problem.key(),
+        plain_time_ns=plain_time_ns(prepared.with_torch),
+        pictures=PlanPictures(
+            problem, prepared.plain_problem, observed=context.assumed.plain, work_seconds=settings.time_limit
         ),
-        problem,
-        prepared.plain_problem,
-        observed=context.assumed.plain,
-        work_seconds=settings.time_limit,
     )
     late = prepared.late and LATE + prepared.late
     if late:

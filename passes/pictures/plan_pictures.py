@@ -153,18 +153,6 @@ class StoredPictures:
         return self._read.plans(points)
 
 
-def pictured(
-    plan: Plan,
-    problem: Problem,
-    plain: Problem | None = None,
-    *,
-    observed: PlainFacts | None = None,
-    work_seconds: float | None = None,
-) -> Plan:
-    """Returns the plan with `PlanPictures` to draw it; the other arguments are those of `PlanPictures`."""
-    return replace(plan, pictures=PlanPictures(problem, plain, observed=observed, work_seconds=work_seconds))
-
-
 def marked(plans: Sequence[Plan], chosen: Plan | None) -> tuple[FrontierPoint, ...]:
     """Points of the plans that no other plan beats in time and peak, and of the chosen plan, which is always kept."""
     points = [FrontierPoint(p.peak_bytes, p.time_ns) for p in plans]

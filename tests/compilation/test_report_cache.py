@@ -15,7 +15,7 @@ from torch import fx
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.report_cache import Kept
 from compile_remat.passes import Assumptions, PlainFacts, Planner
-from compile_remat.passes.pictures.plan_pictures import pictured
+from compile_remat.passes.pictures.plan_pictures import PlanPictures
 from compile_remat.passes.problem.facts import NOTHING_ASSUMED
 from compile_remat.report import Report
 from tests.oracles.random_problems import chain
@@ -116,8 +116,8 @@ def test_what_was_stored_is_recalled_and_marked(tmp_path: Path) -> None:
 
 def test_the_picture_of_a_plan_is_kept(tmp_path: Path) -> None:
     planner = Planner(chain(4))
-    plan = pictured(planner.lowest(), planner.problem, planner.problem, observed=PLAIN, work_seconds=2.5)
-    report = dataclasses.replace(REPORT, plan=plan)
+    pictures = PlanPictures(planner.problem, planner.problem, observed=PLAIN, work_seconds=2.5)
+    report = dataclasses.replace(REPORT, plan=dataclasses.replace(planner.lowest(), pictures=pictures))
     report_cache.store(tmp_path / "a.json", Kept((report, REPORT)))
     found, bare = report_cache.recall(tmp_path / "a.json").reports
     assert found.figures(3).step == report.figures(3).step is not None
@@ -129,7 +129,8 @@ def test_the_picture_of_a_plan_is_kept(tmp_path: Path) -> None:
 
 def test_a_damaged_picture_is_an_error_of_who_looks(tmp_path: Path) -> None:
     planner = Planner(chain(2))
-    report = dataclasses.replace(REPORT, plan=pictured(planner.lowest(), planner.problem))
+    plan = dataclasses.replace(planner.lowest(), pictures=PlanPictures(planner.problem))
+    report = dataclasses.replace(REPORT, plan=plan)
     report_cache.store(tmp_path / "a.json", Kept((report,)))
     document = json.loads((tmp_path / "a.json").read_text())
     for damage in ("", "AAAA", "not base64", document["pictures"][0][:40]):
