@@ -16,7 +16,7 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from compile_remat._torch.operators import is_mutable
+from compile_remat._torch.operators import call, is_mutable
 
 PARTIAL_WRITES = frozenset(
     f"aten.{name}"
@@ -122,9 +122,8 @@ def _copy_of(source: fx.Node, graph: fx.Graph) -> fx.Node:
 
 
 def _call(graph: fx.Graph, source: fx.Node, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.call_function(target, tuple(args), dict(kwargs))
-    node.meta = {name: value for name, value in source.meta.items() if name not in ("desc", "recompute")}
-    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
     with detect_fake_mode([source.meta["val"]]) or nullcontext():
-        node.meta["val"] = target(*values, **kwargs)
+        node = call(graph, target, args, kwargs)
+    kept = {name: value for name, value in source.meta.items() if name not in ("desc", "recompute")}
+    node.meta = {**kept, "val": node.meta["val"]}
     return node

@@ -5,7 +5,7 @@ Private names, the same in 2.11 to 2.15: ``torch._ops.OpOverload`` with ``_schem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -56,6 +56,14 @@ def reduced_dims(node: fx.Node) -> frozenset[int]:
     dims: Any = (dict(zip(names, node.args, strict=False)) | node.kwargs).get("dim")
     ndim = node.all_input_nodes[0].meta["val"].dim()
     return frozenset(d % ndim for d in (dims if isinstance(dims, list | tuple) else [] if dims is None else [dims]))
+
+
+def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
+    """Append a call to `graph`, with the fake tensor that its operator returns as ``meta["val"]``."""
+    node = graph.call_function(target, args, dict(kwargs or {}))
+    given: Any = fx.map_arg((args, dict(kwargs or {})), lambda n: n.meta["val"])
+    node.meta["val"] = target(*given[0], **given[1])
+    return node
 
 
 def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import fx
 
 from compile_remat._torch.delivery.delivery_ops import GRADIENT_READY
+from compile_remat._torch.operators import call
 from compile_remat.passes.graph.rewrites.contract import Rewritten
-from compile_remat.passes.graph.views import shape
+from compile_remat.passes.graph.views import fake_mode_of, shape
 
 aten = torch.ops.aten
 
@@ -79,10 +79,10 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> Rewritten:
             swapped += node.args[1] is not near[0]
             node.args = (far[0], near[0])
             continue
-        with module.graph.inserting_before(node):
-            raised = [_call(module, aten.unsqueeze.default, (a, 0)) for a in node.args]
-            total = _call(module, aten.add.Tensor, tuple(raised), dict(node.kwargs))
-            flat = _call(module, aten.squeeze.dim, (total, 0))
+        with fake_mode_of(node.meta["val"]), module.graph.inserting_before(node):
+            raised = [call(module.graph, aten.unsqueeze.default, (a, 0)) for a in node.args]
+            total = call(module.graph, aten.add.Tensor, tuple(raised), node.kwargs)
+            flat = call(module.graph, aten.squeeze.dim, (total, 0))
         flat.meta = {**node.meta, "val": flat.meta["val"]}
         node.replace_all_uses_with(flat)
         module.graph.erase_node(node)
@@ -103,12 +103,3 @@ def _shape_text(node: object) -> str:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _call(module: fx.GraphModule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
-    """Append a call whose ``meta["val"]`` is the operator's result on the fake values of its arguments."""
-    node = module.graph.call_function(target, args, kwargs or {})
-    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-    with values[0].fake_mode:
-        node.meta["val"] = target(*values, **(kwargs or {}))
-    return node

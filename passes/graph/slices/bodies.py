@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from compile_remat._torch.operators import call
 from compile_remat.passes.graph.slices.row_rules import Rows, is_reshape, packet_of, reduced_dims, shape_of
 from compile_remat.passes.graph.views import fake_mode_of
 
@@ -75,13 +76,6 @@ def _added(graph: fx.Graph, into: fx.Node, part: fx.Node) -> fx.Node:
     if part.meta["val"].dtype is not dtype:
         part = call(graph, torch.ops.prims.convert_element_type.default, (part, dtype))
     return call(graph, torch.ops.aten.add.Tensor, (into, part))
-
-
-def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
-    """Append a call to `graph`, with the fake tensor that its operator returns as ``meta["val"]``."""
-    node = graph.call_function(target, args, dict(kwargs or {}))
-    given: Any = fx.map_arg((args, dict(kwargs or {})), lambda n: n.meta["val"])
-    return _with_value(node, target(*given[0], **given[1]))
 
 
 def _with_value(node: fx.Node, value: Any) -> fx.Node:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat.passes.graph.slices.bodies import call
+from compile_remat._torch.operators import call
 from compile_remat.passes.graph.slices.row_rules import NotByRows, is_reshape, packet_of, shape_of
 from compile_remat.passes.graph.views import fake_mode_of
 

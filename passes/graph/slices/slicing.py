@@ -17,8 +17,9 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.operators import call
 from compile_remat.cost_models import OpKind, is_view, op_kind
-from compile_remat.passes.graph.slices.bodies import Loop, body_of, call, joined_shape, sum_dtype
+from compile_remat.passes.graph.slices.bodies import Loop, body_of, joined_shape, sum_dtype
 from compile_remat.passes.graph.slices.calls import run_slices
 from compile_remat.passes.graph.slices.regions import NotSliced, Region, nbytes_of, region_of
 from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, shape_of, summed

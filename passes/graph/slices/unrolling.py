@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from compile_remat._torch.operators import call
 from compile_remat.cost_models import is_view
 from compile_remat.passes.graph.rewrites.contract import Rewritten
-from compile_remat.passes.graph.slices.bodies import call
 from compile_remat.passes.graph.slices.calls import is_sliced, sum_values
 from compile_remat.passes.graph.views import fake_mode_of
 
