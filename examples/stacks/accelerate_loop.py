@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
-from memory_report import MemoryReport
 from torch import Tensor, nn
 
 import compile_remat
+from compile_remat.integrations import MemoryReport
 
 
 class Network(nn.Module):

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from memory_report import MemoryReport
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 import compile_remat
+from compile_remat.integrations import MemoryReport
 
 
 class LossAlone(torch.nn.Module):

@@ -16,10 +16,11 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
-from memory_report import MemoryReport
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+
+from compile_remat.integrations import MemoryReport
 
 
 class MemoryCallback(Callback):

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from memory_report import MemoryReport
 from torch import Tensor, nn
+
+from compile_remat.integrations import MemoryReport
 
 Step = Callable[[Tensor], Tensor]
 

@@ -10,9 +10,10 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from memory_report import MemoryReport
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from compile_remat.integrations import MemoryReport
 
 
 class WithLoss(nn.Module):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from memory_report import MemoryReport
 from torch import Tensor, nn
 
 import compile_remat
+from compile_remat.integrations import MemoryReport
 
 
 class Net(nn.Module):
