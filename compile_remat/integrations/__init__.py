@@ -1,4 +1,4 @@
-"""What the tools that people train with say about memory: a module for each tool, imported by name, and what they share.
+"""Callbacks that write memory figures into the logs of other tools: a module for each tool, and what they share.
 
 `compile_remat.integrations.transformers` and `compile_remat.integrations.lightning` import their library; nothing else of this
 package does.

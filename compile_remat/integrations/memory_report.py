@@ -1,10 +1,14 @@
-"""One training step measured, and what the backend says of it: what the callbacks for the Trainer and for Lightning share."""
+"""One measured training step beside the plans of its graphs, as lines to print and as figures to log."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import compile_remat
+from compile_remat._util.units import MIB
+
+if TYPE_CHECKING:  # to import it takes torch, which a callback imports when training begins
+    from compile_remat.report import Report
 
 
 def mebibytes(nbytes: int | None) -> str:
@@ -50,12 +54,47 @@ class MemoryReport:
         self.text = "\n".join(self.lines())
         print(self.text)
 
-    def lines(self) -> list[str]:
-        """One line for each graph that ran, one for the step, one for the largest batch."""
+    def figures(self) -> dict[str, float]:
+        """The measured step as numbers for a tool's log; empty before the step has been measured.
+
+        `remat_measured_mib` is the measured peak, `remat_predicted_mib` the predicted one, `remat_budget_mib` the budget (left out
+        if it stands for no number of bytes) and `remat_extra_share` the planned extra time as a share of the step.  If several
+        graphs ran, predicted peak and budget are the largest of theirs, and of the step if the graphs share one budget.
+        """
+        if self.measured.peak_bytes is None:
+            return {}
+        ran = self._ran()
+        sizes = {
+            "remat_predicted_mib": [report.step_peak_bytes or report.predicted_peak_bytes for report in ran],
+            "remat_budget_mib": [report.step_budget_bytes or report.budget_bytes for report in ran],
+        }
+        found = {"remat_measured_mib": self.measured.peak_bytes / MIB}
+        for name, values in sizes.items():
+            if known := [value for value in values if value is not None]:
+                found[name] = max(known) / MIB
+        plans = [report.plan for report in ran if report.plan is not None]
+        if step_time_ns := sum(plan.step_time_ns for plan in plans):
+            extra_ns = sum(plan.extra_share * plan.step_time_ns for plan in plans)
+            found["remat_extra_share"] = extra_ns / step_time_ns
+        return found
+
+    def postfix(self) -> str:
+        """The measured peak beside the budget, for a progress bar; empty before the step has been measured."""
+        figures = self.figures()
+        if not figures:
+            return ""
+        budget = f" of {figures['remat_budget_mib']:.1f}" if "remat_budget_mib" in figures else ""
+        return f"peak {figures['remat_measured_mib']:.1f}{budget} MiB"
+
+    def _ran(self) -> "list[Report]":
+        """The reports of the graphs that ran in the measured step."""
         planned = {report.graph_key: report for report in compile_remat.reports() if report.plan is not None}
         ran = [planned[key] for key in dict.fromkeys(self.measured.ran) if key in planned]
-        if not ran:  # under `install` nobody knows which graphs run
-            ran = list(planned.values())
+        return ran or list(planned.values())  # under `install` nobody knows which graphs run
+
+    def lines(self) -> list[str]:
+        """One line for each graph that ran, one for the step, one for the largest batch."""
+        ran = self._ran()
         if not ran:
             return [f"no graph with a plan: forward and backward took {mebibytes(self.measured.peak_bytes)}"]
         found = [

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 
 import compile_remat
-from compile_remat.integrations import MemoryReport
+from compile_remat.integrations.transformers import MemoryCallback
 
 
 class LossAlone(torch.nn.Module):
@@ -52,25 +52,6 @@ class LossTrainer(Trainer):
         if self.compiled is None:  # each size of a batch gets code of its own: rows of dynamic sizes are not sliced
             self.compiled = torch.compile(LossAlone(model), backend="remat", dynamic=False, options=self.options)
         return super().compute_loss(self.compiled, inputs, **more)
-
-
-class MemoryCallback(TrainerCallback):
-    """Prints budget, predicted and measured peak of one call of the model; the arguments are those of `MemoryReport`."""
-
-    def __init__(self, **arguments: Any) -> None:
-        self.report = MemoryReport(**arguments)
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """The first forward of a step comes."""
-        self.report.begin()
-
-    def on_substep_end(self, *_: Any, **__: Any) -> None:
-        """A backward has run whose gradients are accumulated."""
-        self.report.end()
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The last backward of a step has run."""
-        self.report.end()
 
 
 def llama() -> PreTrainedModel:
@@ -160,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     model = with_lora(llama()) if arguments.lora else llama()
     budget = None if arguments.plain else arguments.budget
     run = trainer(model, budget, install=arguments.install, slices=arguments.slices, bf16=arguments.bf16)
-    run.add_callback(MemoryCallback())
+    run.add_callback(MemoryCallback(run))
     run.train()
     print("losses", " ".join(f"{loss:.5f}" for loss in losses(run)))
     return losses(run)

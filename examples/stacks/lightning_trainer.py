@@ -21,23 +21,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from compile_remat.integrations import MemoryReport
-
-
-class MemoryCallback(Callback):
-    """Prints budget, predicted and measured peak of one call of the model; the arguments are those of `MemoryReport`."""
-
-    def __init__(self, **arguments: Any) -> None:
-        self.report = MemoryReport(**arguments)
-
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-        """A forward comes.  Lightning drops the gradients of the last step behind it; here they go before, and are not measured."""
-        if index % trainer.accumulate_grad_batches == 0:
-            module.zero_grad(set_to_none=True)
-        self.report.begin()
-
-    def on_after_backward(self, *_: Any) -> None:
-        """A backward has run."""
-        self.report.end()
+from compile_remat.integrations.lightning import MemoryCallback
 
 
 class Net(nn.Module):
@@ -110,7 +94,7 @@ def fit(budget: str | float | None, callbacks: Sequence[Callback] = (), **argume
     given = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5, **arguments}
     given = {"default_root_dir": tempfile.mkdtemp(), **given}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(accelerator="auto", devices=1, callbacks=list(callbacks), **quiet, **given)
+    trainer = lightning.Trainer(accelerator="auto", devices=1, callbacks=list(callbacks), **{**quiet, **given})
     module = Module(budget)
     trainer.fit(module, batches(), batches(1, 512, 0), ckpt_path=checkpoint)
     return module.losses

@@ -14,6 +14,9 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 pytest.importorskip("accelerate", reason="accelerate is not installed: make test-stacks")
 
 import hf_trainer
+from transformers import Trainer
+
+from compile_remat.integrations.transformers import MemoryCallback
 
 
 def losses(budget: str | float | None, **arguments: Any) -> list[float]:
@@ -30,7 +33,7 @@ def test_accumulation_evaluation_a_smaller_last_batch_and_a_checkpoint(tmp_path:
     saving = {**arguments, "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "out")}
     torch.compiler.reset()
     run = hf_trainer.trainer(hf_trainer.llama(), 0.5, **saving)
-    run.add_callback(callback := hf_trainer.MemoryCallback())
+    run.add_callback(callback := MemoryCallback(run))
     run.train()
     assert_same(hf_trainer.losses(run), expected)
     assert len(planned()) == 3  # batches of 8, then of 4, then of any size up to a size class
@@ -94,3 +97,53 @@ def test_lora() -> None:
     assert measured
     for report in measured:
         assert_within_budget(report.measured_peak_bytes, report.budget_bytes)
+
+
+def test_figures_stand_in_the_rows_of_the_losses_in_log_history_and_in_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: make test-stacks")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
+    run = hf_trainer.trainer(
+        hf_trainer.llama(), 0.5, report_to=["tensorboard"], max_steps=5, gradient_accumulation_steps=1
+    )
+    run.add_callback(callback := MemoryCallback(run))
+    run.train()
+    figures = callback.report.figures()
+    assert set(figures) == {"remat_measured_mib", "remat_predicted_mib", "remat_budget_mib", "remat_extra_share"}
+    assert 0 < figures["remat_measured_mib"] <= figures["remat_budget_mib"]
+    rows = [row for row in run.state.log_history if "loss" in row]
+    logged = {row["step"]: {name: row[name] for name in figures if name in row} for row in rows}
+    assert logged == {1: {}, 2: {}, 3: figures, 4: figures, 5: figures}  # the third call is the measured one
+    (file,) = tmp_path.rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5]
+    for name, value in figures.items():
+        found = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert found == [(step, pytest.approx(value)) for step in (3, 4, 5)]
+
+
+def run_three_steps(callback: MemoryCallback | None = None, **arguments: Any) -> tuple[Trainer, MemoryCallback]:
+    """Three steps, operator by operator."""
+    model = hf_trainer.llama()
+    run = hf_trainer.trainer(model, "min", max_steps=3, gradient_accumulation_steps=1, **arguments)
+    model.compile(backend="remat", options={"memory_budget": 0.5, "compiler": "eager"})
+    run.add_callback(callback := callback or MemoryCallback(run))
+    run.train()
+    return run, callback
+
+
+def test_without_the_trainer_the_figures_reach_the_trainers_state_alone() -> None:
+    run, callback = run_three_steps(MemoryCallback())
+    last = [row for row in run.state.log_history if "loss" in row][-1]
+    figures = callback.report.figures()
+    assert figures["remat_measured_mib"] > 0
+    assert {name: last[name] for name in figures} == figures
+
+
+def test_the_progress_bar_shows_the_peak_beside_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    _, callback = run_three_steps(disable_tqdm=False)
+    assert callback.report.postfix().startswith("peak ")
+    assert callback.report.postfix() in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ pytest.importorskip("lightning", reason="lightning is not installed: make test-s
 
 import lightning_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from compile_remat.integrations.lightning import MemoryCallback
 
 
 def test_clipping_accumulation_validation_and_a_checkpoint(tmp_path: Path) -> None:
     expected = lightning_trainer.fit(None, enable_checkpointing=False)
     torch.compiler.reset()
-    callback = lightning_trainer.MemoryCallback()
+    callback = MemoryCallback()
     kept = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
     assert_same(lightning_trainer.fit(0.5, [callback, kept]), expected)
     first = planned()[0]
@@ -28,6 +32,18 @@ def test_clipping_accumulation_validation_and_a_checkpoint(tmp_path: Path) -> No
     torch.compiler.reset()
     resumed = lightning_trainer.fit(0.5, ckpt_path=str(tmp_path / "epoch=0.ckpt"), enable_checkpointing=False)
     assert_same(resumed[-5:], expected[-5:])  # the second epoch: four batches, one of validation
+
+
+def test_figures_stand_in_the_rows_of_the_losses(tmp_path: Path) -> None:
+    callback = MemoryCallback()
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    lightning_trainer.fit(0.5, [callback], logger=logger, log_every_n_steps=1, accumulate_grad_batches=1, max_epochs=1)
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["loss"]]
+    figures = callback.report.figures()
+    assert len(figures) == 4 and 0 < figures["remat_measured_mib"] <= figures["remat_budget_mib"]
+    assert [bool(row["remat_measured_mib"]) for row in rows] == [False, False, True, True]
+    assert {name: float(rows[2][name]) for name in figures} == pytest.approx(figures)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

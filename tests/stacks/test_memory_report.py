@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import pytest
@@ -42,13 +46,53 @@ def test_budget_predicted_and_measured_peak_and_the_largest_batch(capsys: pytest
     assert step.startswith("forward and backward: measured peak 0.")
     assert largest.startswith("largest batch on l4: ") and int(largest.split()[-1]) > 256
     assert capsys.readouterr().out.count("largest batch") == 1
+    assert found.plan is not None and found.measured_peak_bytes and found.predicted_peak_bytes
+    assert report.figures() == {  # `min` stands for no number of bytes
+        "remat_measured_mib": found.measured_peak_bytes / 2**20,
+        "remat_predicted_mib": found.predicted_peak_bytes / 2**20,
+        "remat_extra_share": pytest.approx(found.plan.extra_share),
+    }
+    assert report.postfix() == f"peak {found.measured_peak_bytes / 2**20:.1f} MiB"
 
 
 def test_a_step_without_a_plan_says_only_what_was_measured() -> None:
     report = MemoryReport(step=1)
+    assert report.figures() == {} and report.postfix() == ""
     report.begin()
     report.end()
     assert report.text == "no graph with a plan: forward and backward took 0.0 MiB"
+    assert report.figures() == {"remat_measured_mib": 0.0}
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_a_missing_library_is_an_error_that_names_the_extra(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an environment without it: no module of that name is found."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, f"compile_remat.integrations.{library}", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(library), *sys.meta_path])
+    with pytest.raises(ImportError, match=rf"pip install 'compile-remat\[{library}\]'"):
+        importlib.import_module(f"compile_remat.integrations.{library}")
+
+
+class Absent(MetaPathFinder):
+    """Hides a package."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == self.package:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
+def test_the_package_imports_no_library_of_others() -> None:
+    code = (
+        "import sys, compile_remat, compile_remat.integrations; "
+        "print(sorted({'transformers', 'lightning', 'accelerate', 'trl'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_torch_compiles_nothing_where_a_module_of_its_own_is_compiled_in_place() -> None:

@@ -1,0 +1,45 @@
+"""A callback for Lightning's Trainer."""
+
+from typing import Any
+
+from compile_remat.errors import MissingExtraError
+from compile_remat.integrations.memory_report import MemoryReport
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ModuleNotFoundError as error:
+    if error.name != "lightning":
+        raise
+    raise MissingExtraError("lightning", "lightning") from None
+
+
+class MemoryCallback(Callback):
+    """Measures one call of the model, prints its peak, and logs the figures of each later batch with the module's own metrics.
+
+        lightning.Trainer(callbacks=[MemoryCallback()])
+
+    The figures are those of `MemoryReport.figures`; the progress bar shows the measured peak, as `peak_mib`.
+
+    Args:
+        arguments: Those of `MemoryReport`.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self.report = MemoryReport(**arguments)
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        """A forward comes.  Lightning drops the gradients of the last step behind it; here they go before, and are not measured."""
+        if index % trainer.accumulate_grad_batches == 0:
+            module.zero_grad(set_to_none=True)
+        self.report.begin()
+
+    def on_after_backward(self, *_: Any) -> None:
+        """A backward has run."""
+        self.report.end()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        """A batch is done, and its metrics go to the loggers next."""
+        figures = self.report.figures()
+        if figures:
+            module.log_dict(figures)
+            module.log("peak_mib", figures["remat_measured_mib"], prog_bar=True, logger=False)
