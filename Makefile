@@ -51,7 +51,7 @@ test-cuda-codegen: $(VENV)/.triton  ## check Triton code for an H100 that is not
 test-browser: $(VENV)/.installed  ## run the tests of pages in a headless chromium (skipped where there is none)
 	$(PY) -m pytest -rs --full --timeout=$(TIMEOUT) tests/browser $(PYTEST_ARGS)
 
-test-stacks: $(VENV)/.installed  ## train with transformers, accelerate, peft, lightning, timm, diffusers in .venv-stacks (downloads 50 MB)
+test-stacks: $(VENV)/.installed  ## train with transformers, trl, peft, accelerate, lightning, timm, diffusers in .venv-stacks
 	@$(MAKE) --no-print-directory $(STACKS)/.installed || echo "$(STACKS) cannot be made; tests of what is not there are skipped"
 	@test -e $(STACKS)/.installed && py=$(STACKS)/bin/python || py=$(PY); \
 	$$py -m pytest -rs --full --timeout=1200 tests/stacks tests/forecast/mesh/test_tensor_parallel.py $(PYTEST_ARGS)
