@@ -302,10 +302,16 @@ def exists(dotted: str) -> bool:
         name = ".".join(parts[:length])
         try:
             is_module = importlib.util.find_spec(name) is not None
-        except (ModuleNotFoundError, ValueError):
+        except (ModuleNotFoundError, ValueError, compile_remat.MissingExtraError):
             is_module = False
         if is_module:
-            return follows(importlib.import_module(name), parts[length:])
+            try:
+                module = importlib.import_module(name)
+            except compile_remat.MissingExtraError:  # the names that such a module defines are in its text
+                tree = ast.parse(Path(importlib.util.find_spec(name).origin).read_text())
+                defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+                return not parts[length:] or (parts[length] in defined and len(parts) == length + 1)
+            return follows(module, parts[length:])
     return False
 
 
