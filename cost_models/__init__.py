@@ -51,6 +51,10 @@ if not TYPE_CHECKING:  # a type checker would let any name pass
         """Import the names when one is first used: a package that is only looked at, as `TORCH_LOGS` does, imports no torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from compile_remat.cost_models.device import names
+
+        if hasattr(names, name):  # the tables of devices and links need no torch: the command looks at them first
+            return getattr(names, name)
         from compile_remat.cost_models import api
 
         return getattr(api, name)

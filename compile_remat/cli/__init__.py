@@ -4,11 +4,13 @@ To add a subcommand, add one row to `COMMANDS`: the module is imported only if t
 """
 
 import argparse
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from compile_remat._util.user_warnings import printed_warnings
 
@@ -25,6 +27,9 @@ class Command:
 
 
 PLAN = "compile_remat.cli.plan"
+
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of a write to a stream: a full disk, an exceeded quota, a stream that is not open for writing."""
 
 COMMANDS = (
     Command(
@@ -44,40 +49,106 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns its exit status, or 2 for a RematError, 130 for Ctrl-C, 141 for a closed pipe."""
+    """Run one subcommand; returns its exit status.
+
+    The status is 2 for a RematError and for an output that takes no more bytes, 130 for Ctrl-C, 141 for a closed pipe.  Where
+    standard output or standard error is closed from the start (``>&-``), its text is dropped.
+    """
+    _open_closed_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parsed = _parser(arguments).parse_args(arguments)
-    command: Command = parsed.command
+    name = "compile-remat"
+    try:
+        try:
+            parsed = _parser(arguments).parse_args(arguments)
+            command: Command = parsed.command
+            name = f"compile-remat {command.name}"
+            with printed_warnings():
+                return int(getattr(importlib.import_module(command.module), command.run)(parsed))
+        finally:
+            sys.stdout.flush()  # an output that cannot be written counts, also after `--help`
+    except BrokenPipeError:  # for example, `compile-remat devices | head -2`
+        _drop_output()
+        return 141
+    except Exception as error:
+        return _said(error, name)
+    except KeyboardInterrupt:
+        return _interrupted(name)
+
+
+def _said(error: Exception, name: str) -> int:
+    """Print what ended a command and return its status; raises an exception that nobody expects once more."""
     from compile_remat.errors import RematError
 
+    if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11's RuntimeError: "Error calling __set_name__"
+        return _interrupted(name)
+    if isinstance(error, RematError):
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    elif isinstance(error, OSError) and error.errno in _CANNOT_WRITE and error.filename is None:
+        _drop_output()
+        text = f"cannot write: {error.strerror}"
+    else:
+        raise error
+    _print_error(f"{name}: {text}")
+    return 2
+
+
+def _interrupted(name: str) -> int:
+    _print_error(f"{name}: interrupted")
+    return 130
+
+
+def _print_error(text: str) -> None:
+    """Print a line to standard error; if that cannot be written either, the status alone says what has happened."""
     try:
-        with printed_warnings():
-            status = int(getattr(importlib.import_module(command.module), command.run)(parsed))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # for example, `compile-remat devices | head -2`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more when it ends
-        return 141
-    except RematError as error:
-        print("\n".join([f"compile-remat {command.name}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, RuntimeError) as error:
-        if not _is_interrupt(error):
-            raise
-        print(f"compile-remat {command.name}: interrupted", file=sys.stderr)
-        return 130
+        print(text, file=sys.stderr)
+    except OSError:
+        _drop_output()
 
 
-def _is_interrupt(error: BaseException) -> bool:
-    """Returns True for Ctrl-C, also inside of Python 3.11's RuntimeError from class creation (``Error calling __set_name__``)."""
-    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+def _open_closed_streams() -> None:
+    """Give Python a stream for each one that was closed before it started: it has None there, and `print` would use the other."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+
+
+def _drop_output() -> None:
+    """Send what the streams still hold to nowhere: Python flushes them once more when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Version(argparse.Action):
+    """Prints the versions of this package, of torch and of Python, and ends; looks them up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the versions and exit."""
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            own = version("compile-remat")
+        except PackageNotFoundError:
+            own = "of a checkout that is not installed"
+        print(f"compile-remat {own} (torch {version('torch')}, Python {platform.python_version()})")
+        parser.exit()
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage, which has one line for each flag."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help has the arguments)\n")
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Returns a parser of all subcommands with their help, but only with the flags of the chosen one."""
-    parser = argparse.ArgumentParser(
-        prog="compile-remat", description="torch.compile under a memory budget", allow_abbrev=False
-    )
+    parser = _Parser(prog="compile-remat", description="torch.compile under a memory budget", allow_abbrev=False)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of this, torch and Python")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     for command in COMMANDS:

@@ -20,26 +20,33 @@ if TYPE_CHECKING:
 _HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step", "extra time", "samples/s", "tokens/s")
 
 
-def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
-    """Print one row for each device; returns status 1 if the batch fits none of them.
+def devices_of(arguments: argparse.Namespace) -> list[str]:
+    """Returns the names of `--devices`; imports no torch.
 
     Raises:
         ConfigError: A device is named twice, or an option does not apply to several devices.
     """
+    from compile_remat.budget import MemoryBudget
     from compile_remat.cost_models import device_names
-    from compile_remat.forecast.device_choice import BY_RULES, compare_devices
-    from compile_remat.forecast.lowering.observing import facts_text
 
     for name in ("compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch", "slices"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name.replace('_', '-')} is for one --device.")
-    if target.budget.kind != "auto":
+    if MemoryBudget.parse(arguments.budget).kind != "auto":
         raise ConfigError("--budget is for one --device: with --devices each has what it has left.")
     named = [name.strip() for name in arguments.devices.split(",") if name.strip()]
     names = [name for name in device_names() if name != "cpu"] if named == ["all"] else named
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"--devices {arguments.devices}: name each device once, with commas between, or `all`.")
-    targets = [replace(target, device=name) for name in names]
+    return names
+
+
+def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
+    """Print one row for each device; returns status 1 if the batch fits none of them."""
+    from compile_remat.forecast.device_choice import BY_RULES, compare_devices
+    from compile_remat.forecast.lowering.observing import facts_text
+
+    targets = [replace(target, device=name) for name in devices_of(arguments)]
     rows = compare_devices(builder, targets, advance)
     if arguments.json:
         print(json.dumps([row.to_json_data() for row in rows], indent=1))

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.progress import Advance, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat._util.user_warnings import drop_held
-from compile_remat.cli.device_table import run_device_table
+from compile_remat.cli.device_table import devices_of, run_device_table
 from compile_remat.cli.mesh_table import add_mesh_arguments, check_mesh_arguments, run_mesh_table
 from compile_remat.errors import RematError
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from compile_remat.forecast.forecasting import Forecast
     from compile_remat.forecast.second_process import Worker
     from compile_remat.forecast.target_step import Target
+
+_FILES = ("html", "chrome_trace", "memory_snapshot", "png", "svg")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False) -> None:
@@ -105,6 +107,7 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print the memory and the time of training; returns status 1 if it does not fit the device."""
     check_mesh_arguments(arguments)
+    fields = _checked(arguments)
     with (
         collector_paused(),
         _saying_what_is_done() as advance,
@@ -112,7 +115,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     ):  # entered before the imports below, so that they cover the import of torch
         from compile_remat.forecast.forecasting import forecast
 
-        builder, target = _asked(arguments)
+        builder, target = _asked(arguments, fields)
         if arguments.mesh is not None:
             return run_mesh_table(arguments, builder, target, advance)
         if arguments.devices is not None:
@@ -133,11 +136,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """Print the plan with the largest tensors at its peak."""
+    fields = _checked(arguments)
     with _saying_what_is_done() as advance:
         from compile_remat.forecast.forecasting import forecast
         from compile_remat.report import floor_text
 
-        asked = _asked(arguments)
+        asked = _asked(arguments, fields)
         found = forecast(*asked, with_max_batch=False, with_plain=arguments.html is not None, advance=advance)
     if arguments.json:
         print(json.dumps({**json.loads(found.plan.to_json()), "facts": found.facts, "why": found.why}, indent=1))
@@ -151,6 +155,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
+    fields = _checked(arguments)
     with _saying_what_is_done() as advance:
         from compile_remat.forecast.forecasting import forecast
         from compile_remat.forecast.frontier_forecast import forecast_frontier
@@ -158,7 +163,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
         from compile_remat.pages.plot import frontier_plot
         from compile_remat.passes.pictures.plan_pictures import marked
 
-        builder, target = _asked(arguments)
+        builder, target = _asked(arguments, fields)
         found = None
         if arguments.html is not None:
             found = forecast(builder, target, with_max_batch=False, with_plain=True, advance=advance)
@@ -280,27 +285,57 @@ def _max_batch_text(found: Forecast) -> str:
     return f"{largest.batch} ({format_bytes(largest.total_bytes)}, {largest.plan.extra_share:+.2%})"
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
+def _checked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the fields of the `Target`; imports no torch, so that a mistyped argument is answered at once.
+
+    Raises:
+        RematError: A model, a device or the value of an argument does not exist, or a file cannot be written.
+    """
     from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
     from compile_remat.config import parsed
-    from compile_remat.forecast.builders import Builder
-    from compile_remat.forecast.target_step import Target
+    from compile_remat.cost_models import load_device
+    from compile_remat.forecast.model_name import check_size, module_and_function
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `pkg.module` is imported from the current directory
-    builder = Builder(arguments.model, arguments.batch, arguments.seq, arguments.dtype)
-    target = Target(
-        arguments.device or "",
-        MemoryBudget.parse(arguments.budget),
-        OptimizerState.parse(arguments.optimizer),
-        Reserve.parse(arguments.reserve),
-        time_limit=parsed("time_limit", arguments.time_limit, "--time-limit"),
-        gradients=arguments.gradients,
-        inputs=arguments.inputs,
-        estimate=arguments.estimate,
-        slices=parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
-    )
-    return builder, target
+    module_and_function(arguments.model)
+    check_size("batch", arguments.batch)
+    check_size("seq", arguments.seq)
+    for name in [arguments.device] if getattr(arguments, "devices", None) is None else devices_of(arguments):
+        load_device(name)
+    for kind in _FILES:
+        _check_folder(getattr(arguments, kind, None))
+    return {
+        "device": arguments.device or "",
+        "budget": MemoryBudget.parse(arguments.budget),
+        "optimizer": OptimizerState.parse(arguments.optimizer),
+        "reserve": Reserve.parse(arguments.reserve),
+        "time_limit": parsed("time_limit", arguments.time_limit, "--time-limit"),
+        "gradients": arguments.gradients,
+        "inputs": arguments.inputs,
+        "estimate": arguments.estimate,
+        "slices": parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
+    }
+
+
+def _asked(arguments: argparse.Namespace, fields: dict[str, Any]) -> tuple[Builder, Target]:
+    from compile_remat.forecast.builders import Builder
+    from compile_remat.forecast.target_step import Target
+
+    return Builder(arguments.model, arguments.batch, arguments.seq, arguments.dtype), Target(**fields)
+
+
+def _check_folder(path: str | None) -> None:
+    """Raises RematError if a file cannot be made there, minutes before it would be written."""
+    if path is None:
+        return
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise RematError(f"{path} cannot be written (there is no folder {folder})")
+    if os.path.isdir(path):
+        raise RematError(f"{path} cannot be written (it is a folder)")
+    if not os.access(folder, os.W_OK):
+        raise RematError(f"{path} cannot be written (no permission to write in {folder})")
 
 
 @contextmanager

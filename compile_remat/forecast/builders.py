@@ -18,6 +18,7 @@ from torch import nn
 
 from compile_remat._util.suggestions import did_you_mean
 from compile_remat.errors import ConfigError, RematError
+from compile_remat.forecast.model_name import check_size, module_and_function
 from compile_remat.forecast.zoo import BUILDERS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -90,8 +91,7 @@ class Builder:
             size = value if value is not None else default
             if size is inspect.Parameter.empty:
                 raise ConfigError(f"the builder {self.name} needs a {name}.")
-            if size is not None and size < 1:
-                raise ConfigError(f"{name} = {size}: must be at least 1.")
+            check_size(name, size)
             found |= {} if size is None else {name: int(size)}
         return found
 
@@ -103,13 +103,7 @@ class Builder:
         """
         if not isinstance(self.source, str):
             return self.source
-        where = BUILDERS.get(self.source, self.source)
-        module_name, colon, attribute = where.partition(":")
-        if not colon:
-            raise ConfigError(
-                f"{self.source!r} is no model that can be built. Allowed: {', '.join(BUILDERS)}, or your own as "
-                f"pkg.module:build.{did_you_mean(self.source, BUILDERS)}"
-            )
+        module_name, attribute = module_and_function(self.source)
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:

@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from compile_remat._util import json_values
 from compile_remat._util.suggestions import did_you_mean
 from compile_remat.cost_models.device.description import Device
 from compile_remat.cost_models.device.files import device_from_json
 from compile_remat.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
 
 _TABLE = Path(__file__).with_name("devices.json")
 
@@ -63,6 +64,8 @@ def detect(device: torch.device) -> Device:
     if device.type == "cpu":
         return load_device("cpu")
     if device.type == "cuda":
+        import torch
+
         return _from_properties(torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device))
     return Device(
         device.type,
@@ -79,6 +82,8 @@ def _from_properties(hardware_name: str, properties: Any) -> Device:
         if any(re.search(pattern, hardware_name) for pattern in entry.get("hardware", ())):
             known = device_from_json(name, entry, "the device table")
             return replace(known, memory_bytes=int(properties.total_memory))
+    import torch
+
     # Every NVIDIA GPU since 2014 does 128 fused multiply-adds a clock and multiprocessor, or half as many.
     clock_hz = 1000 * getattr(properties, "clock_rate", 1_000_000)
     float32 = int(properties.multi_processor_count * 128 * clock_hz)

@@ -56,6 +56,19 @@ def test_devices_prints_figures_and_sources(capsys: pytest.CaptureFixture[str]) 
     assert "\nnvlink-4:\n  bandwidth: " in sources
 
 
+def test_versions_and_the_table_of_devices_need_no_torch() -> None:
+    program = (
+        "import sys; from compile_remat.cli import main\n"
+        "main(['devices'])\n"
+        "try: main(['--version'])\n"
+        "except SystemExit as stopped: print(stopped.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    version, ended = done.stdout.splitlines()[-2:]
+    assert version.startswith("compile-remat ") and f"torch {importlib.metadata.version('torch')}" in version
+    assert ended == "0 False"
+
+
 def test_settings_say_where_they_came_from() -> None:
     rows = {finding.what: finding.value for finding in doctor.settings({"REMAT_MEMORY_BUDGET": "8GiB"})}
     assert "environment, REMAT_MEMORY_BUDGET" in rows["memory_budget"]

@@ -67,6 +67,57 @@ def test_a_pipe_that_nobody_reads_any_more_ends_it_quietly(command: str) -> None
     assert "Traceback" not in err and "Broken" not in err and "Exception ignored" not in err
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("redirected", "status", "said"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        (">/dev/full", 2, "compile-remat devices: cannot write: No space left on device\n"),
+        (">/dev/full 2>/dev/full", 2, ""),
+    ],
+)
+def test_closed_and_full_outputs_end_it_quietly(redirected: str, status: int, said: str, unbuffered: str) -> None:
+    shell = f"{sys.executable} -m compile_remat devices {redirected}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert (done.returncode, done.stderr) == (status, said)
+    assert bool(done.stdout) == (redirected == "2>&-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["unett", *ON], 'Did you mean "unet"?'),
+        (["llama", *ON], 'Did you mean "llama-2-70b" or "llama-2-7b"?'),
+        (["unet", "--device", "h100"], 'Did you mean "h100-pcie" or "h100-sxm"?'),
+        (["tests/planned_models.py:llama", *ON], 'Did you mean "tests.planned_models:llama"?'),
+        (["nosuchmodule:build", *ON], "there is no module nosuchmodule."),
+        (["unet", *ON, "--batch", "0"], "batch = 0: must be at least 1."),
+        (["unet", *ON, "--seq", "-3"], "seq = -3: must be at least 1."),
+        (["unet", *ON, "--budget=-5GiB"], "'-5GiB' is negative"),
+        (
+            ["unet", *ON, "--html", "/no/such/p\u00e4ge.html"],
+            "p\u00e4ge.html cannot be written (there is no folder /no/such)",
+        ),
+        (["unet", "--device"], "argument --device: expected one argument"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "explain", "pareto"])
+def test_a_mistyped_argument_is_one_line_without_torch(command: str, arguments: list[str], said: str) -> None:
+    program = (
+        "import sys; from compile_remat.cli import main\n"
+        "try: status = main()\n"
+        "except SystemExit as stopped: status = stopped.code\n"
+        "print(status, [name for name in ('torch', 'numpy', 'scipy') if name in sys.modules])"
+    )
+    given = [sys.executable, "-c", program, command, *arguments]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
+    assert done.stdout == "2 []\n"
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_head_of_both_streams_ends_it_quietly() -> None:
     """Progress is written behind the line that ``head`` has read."""
     shell = f'{sys.executable} -m compile_remat {" ".join(COMMANDS["plan"])} 2>&1 | head -1; echo "${{PIPESTATUS[0]}}"'
