@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from traceback import FrameSummary
 from typing import Any
 
 import torch
@@ -29,6 +30,15 @@ def argument_sources(module: fx.GraphModule) -> list[str]:
         name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", node.name)
         found.append(str(name() if callable(name) else name))
     return found
+
+
+def graph_break_of(module: fx.GraphModule) -> list[tuple[str, list[FrameSummary]]]:
+    """Returns the first line of Dynamo's reason for the break that ended its graph, with the stack there; empty without a break."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if not getattr(reason, "graph_break", False):
+        return []
+    assert reason is not None
+    return [(str(reason.reason).partition("\n")[0], list(reason.user_stack))]
 
 
 def ends_in_graph_break(module: fx.GraphModule) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 
 from compile_remat._util.suggestions import did_you_mean
 from compile_remat.errors import ConfigError, RematError
+from compile_remat.forecast.causes import cause_text
 from compile_remat.forecast.model_name import check_size, module_and_function
 from compile_remat.forecast.zoo import BUILDERS
 
@@ -100,34 +101,52 @@ class Builder:
 
         Raises:
             ConfigError: There is no such builder.
+            RematError: Its module cannot be imported.
         """
         if not isinstance(self.source, str):
             return self.source
         module_name, attribute = module_and_function(self.source)
         try:
             module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (module_name + ".").startswith(error.name + "."):
-                raise  # the module exists; one of its own imports does not
-            raise ConfigError(f"{self.source!r}: there is no module {error.name}.") from None
+        except RematError:
+            raise
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+                raise ConfigError(f"{self.source!r}: there is no module {missing}.") from None
+            raise RematError(
+                f"{self.source!r}: the module {module_name} cannot be imported: {cause_text(error)}"
+            ) from error
         function = getattr(module, attribute, None)
         if not callable(function):
-            raise ConfigError(f"{self.source!r}: the module {module_name} has no function {attribute!r}.")
+            near = did_you_mean(attribute, [name for name, each in vars(module).items() if inspect.isfunction(each)])
+            raise ConfigError(f"{self.source!r}: the module {module_name} has no function {attribute!r}.{near}")
         return function  # type: ignore[no-any-return]
 
     def build(self) -> tuple[nn.Module, tuple[Any, ...]]:
         """Returns the model, in training mode, and its inputs.  Call it under fake tensors, with `torch_dtype` as the default.
 
         Raises:
-            RematError: The function returns something other than a module and its inputs.
+            RematError: The function fails, or returns something other than a module and its inputs.
         """
         function = self.function()
         takes_mesh = self.mesh is not None and "mesh" in inspect.signature(function).parameters
-        built = function(**self.sizes(), **({"mesh": self.mesh} if takes_mesh else {}))
+        keywords = {**self.sizes(), **({"mesh": self.mesh} if takes_mesh else {})}
+        try:
+            built = function(**keywords)
+        except RematError:
+            raise
+        except Exception as error:
+            given = ", ".join(f"{name}={value}" for name, value in self.sizes().items())
+            raise RematError(f"the builder {self.name}({given}) failed: {cause_text(error)}") from error
         if not (isinstance(built, Sequence) and len(built) == 2 and isinstance(built[0], nn.Module)):
-            raise RematError(
-                f"the builder {self.name} has to return a module and its inputs, not {type(built).__name__}."
-            )
+            raise RematError(f"the builder {self.name} has to return a module and its inputs, not {_kind_of(built)}.")
         model, inputs = built
         inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
         return model.train(), tuple(inputs)
+
+
+def _kind_of(value: object) -> str:
+    """Returns the name of a value's type; of a tuple or list also the types of its items."""
+    inside = f" of {', '.join(type(item).__name__ for item in value)}" if isinstance(value, list | tuple) else ""
+    return type(value).__name__ + inside

@@ -18,10 +18,12 @@ from compile_remat._torch.cuda_sdpa import replace_cpu_attention, use_cuda_atten
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.operators import tree_leaves
+from compile_remat._torch.tensor_arguments import graph_break_of
 from compile_remat._torch.version import version_problem
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.causes import cause_text, place_text
 from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
 from compile_remat.passes.graph.rewrite_list import apply
 from compile_remat.passes.graph.rewrites.contract import Context, Stage
@@ -69,14 +71,16 @@ def trace(builder: Builder, device: Device, *, model: Built | None = None) -> Tr
     """
     module, inputs = built(builder) if model is None else model
     seen: list[JointModule] = []
+    breaks: list[str] = []
 
     def see(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        breaks.extend(f"{reason}{place_text(frames)}" for reason, frames in graph_break_of(gm))
         if (found := looked_at(gm, example_inputs)) is not None:
             seen.append(found)
 
     show_graphs(module, inputs, see, builder.name, device)
     if len(seen) != 1:
-        refuse(len(seen), builder.name)
+        refuse(len(seen), builder.name, breaks)
     return Traced(builder.name, with_device_attention(device, seen[0]), *model_bytes(module, inputs))
 
 
@@ -138,19 +142,16 @@ def _run(model: nn.Module, inputs: Sequence[Any], backend: Callable[..., Any], n
     except RematError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise RematError(
-            f"{name} cannot be traced without data: {type(error).__name__}: {reason[0] if reason else ''}"
-        ) from error
+        raise RematError(f"{name} cannot be traced without data: {cause_text(error)}") from error
 
 
-def refuse(graphs: int, name: str) -> NoReturn:
-    """Raise a `RematError` which says that `graphs` graphs were found instead of one."""
+def refuse(graphs: int, name: str, breaks: Sequence[str] = ()) -> NoReturn:
+    """Raise a `RematError` which says that `graphs` graphs were found instead of one, and the first of the graph breaks."""
     if graphs == 0:
         raise RematError(f"nothing to plan: {name} has no graph with a backward. Does a parameter require a gradient?")
     raise RematError(
         f"{name} falls into {graphs} graphs, and a model that is not run can be planned as one graph only. "
-        "Remove the graph breaks: torch._dynamo.explain lists them."
+        "Remove the graph breaks: " + (f"the first is {breaks[0]}" if breaks else "torch._dynamo.explain lists them.")
     )
 
 
