@@ -204,7 +204,7 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     if "batch" not in builder.sizes():
         raise ConfigError(f"batch: the builder {builder.name} takes none, so no largest batch can be searched.")
     target = replace(target, estimate=True, budget=MemoryBudget("auto"), slices="off")
-    found = forecast(builder, target, needs_max_batch=True).largest
+    found = forecast(builder, target, needs_max_batch=True).largest_batch
     if found is None:
         raise ConfigError(
             f"device = {target.device!r}: its capacity is not known; set capacity to the bytes that may be used."

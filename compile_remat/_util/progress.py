@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 SECONDS_BETWEEN_LINES = 5.0
+SECONDS_WITH_AN_ESTIMATE = 10.0
 
 
 class Advance(Protocol):
@@ -18,9 +20,33 @@ class Advance(Protocol):
         """Advance by `count` units; `text` replaces the title, an empty text keeps it."""
 
 
+@dataclass(frozen=True)
+class Display:
+    """A progress display on stderr, an `Advance`.
+
+    Attributes:
+        advance: Advances it.
+        hidden: Returns a context in which it is not drawn, so that results can be printed to stdout.
+    """
+
+    advance: Callable[..., None]
+    hidden: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def __call__(self, text: str = "", count: int = 1) -> None:
+        """Advance by `count` units; `text` replaces the title, an empty text keeps it."""
+        self.advance(text, count)
+
+
+def about(seconds: float) -> str:
+    """Returns `` (about 40 s)`` for the title of work that takes at least 10 seconds by an estimate."""
+    if seconds < SECONDS_WITH_AN_ESTIMATE:
+        return ""
+    return f" (about {seconds:.0f} s)" if seconds < 100 else f" (about {seconds / 60:.0f} min)"
+
+
 @contextmanager
-def progress_bar(title: str, total: int | None, seconds_between: float = SECONDS_BETWEEN_LINES) -> Iterator[Advance]:
-    """Show progress on stderr; yields a function to call after each unit of work.
+def progress_bar(title: str, total: int | None, seconds_between: float = SECONDS_BETWEEN_LINES) -> Iterator[Display]:
+    """Show progress on stderr; yields the display, to call after each unit of work.
 
     Args:
         total: Units of work; None if unknown.
@@ -33,11 +59,20 @@ def progress_bar(title: str, total: int | None, seconds_between: float = SECONDS
         except ImportError:
             pass
         else:
-            with Progress(console=Console(stderr=True)) as bar:
+            with Progress(console=Console(stderr=True), redirect_stdout=False) as bar:
                 task = bar.add_task(title, total=total)
-                yield lambda text="", count=1: bar.update(task, advance=count, description=text or None)
+
+                @contextmanager
+                def hidden() -> Iterator[None]:
+                    bar.stop()
+                    try:
+                        yield
+                    finally:
+                        bar.start()
+
+                yield Display(lambda text, count: bar.update(task, advance=count, description=text or None), hidden)
             return
-    yield _lines(title, total, seconds_between)
+    yield Display(_lines(title, total, seconds_between))
 
 
 def _lines(title: str, total: int | None, seconds_between: float) -> Callable[..., None]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 Cells = Sequence[str]
+
+WIDTH, NARROWEST = 80, 16
+"""Columns of a terminal, and the least width to which a column is wrapped."""
 
 
 def print_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = "") -> None:
@@ -24,7 +28,24 @@ def print_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = ""
             return
         except ImportError:
             pass
-    print(format_table(title, heads, rows, align))
+    print(format_table("\n".join(textwrap.wrap(title, WIDTH)), heads, _fitting(heads, rows, align, title), align))
+
+
+def _fitting(heads: Cells, rows: Sequence[Cells], align: str, title: str) -> list[Cells]:
+    """Returns the rows for a width of `WIDTH`: the widest of the left-aligned columns is wrapped at spaces, if that is needed."""
+    widths = [max(len(row[k]) for row in (heads, *rows)) for k in range(len(heads))]
+    excess = sum(widths) + 2 * (len(widths) - 1) + 2 * bool(title) - WIDTH
+    if excess <= 0:
+        return list(rows)
+    wrapped = max((k for k, side in enumerate(align) if side == "l"), key=lambda k: widths[k])
+    width = max(len(heads[wrapped]), NARROWEST, widths[wrapped] - excess)
+    wrapped_text = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    found: list[Cells] = []
+    for row in rows:
+        lines = wrapped_text.wrap(row[wrapped]) or [""]
+        found.append([*row[:wrapped], lines[0], *row[wrapped + 1 :]])
+        found += [[*[""] * wrapped, each, *[""] * (len(heads) - wrapped - 1)] for each in lines[1:]]
+    return found
 
 
 def format_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = "") -> str:

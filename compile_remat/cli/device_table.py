@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from compile_remat._util.progress import Advance
-from compile_remat._util.text_table import print_table
+from compile_remat._util.progress import Display
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.errors import ConfigError
 
@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
     from compile_remat.forecast.device_choice import DeviceRow
     from compile_remat.forecast.target_step import Target
+    from compile_remat.passes import Plan
 
-_HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step", "extra time", "samples/s", "tokens/s")
+_COLUMNS = (
+    ("device", 9),
+    ("batch", 8),
+    ("needs", 8),
+    ("room", 8),
+    ("fits", 4),
+    ("step", 7),
+    ("extra", 6),
+    ("samples/s", 9),
+)
+_TOKENS = ("tokens/s", 8)
+"""Names of columns, and the width of each: rows are printed before the others are known, and all fit 80 columns."""
 
 
 def devices_of(arguments: argparse.Namespace) -> list[str]:
@@ -41,40 +53,78 @@ def devices_of(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
-    """Print one row for each device; returns status 1 if the batch fits none of them."""
-    from compile_remat.forecast.device_choice import BY_RULES, compare_devices
-    from compile_remat.forecast.lowering.observing import facts_text
+def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, display: Display) -> int:
+    """Print the rows of each device as soon as they are known; returns status 1 if the batch fits none of them."""
+    from compile_remat.forecast.device_choice import compare_devices
 
-    targets = [replace(target, device=name) for name in devices_of(arguments)]
-    rows = compare_devices(builder, targets, advance)
-    if arguments.json:
-        print(json.dumps([row.to_json_data() for row in rows], indent=1))
-    else:
+    columns = [*_COLUMNS, *([_TOKENS] if "seq" in builder.sizes() else [])]
+    names = devices_of(arguments)
+    columns[0] = "device", max(map(len, ("device", *names)))
+
+    def show(row: DeviceRow) -> None:
+        with display.hidden():
+            print("\n".join(_line(columns, cells) for cells in _rows_of(row, builder.sizes().get("batch"))), flush=True)
+
+    if not arguments.json:
         sizes = ", ".join(f"{name} {size}" for name, size in builder.sizes().items())
-        title = f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}"
-        print_table(title, _HEADS, [_cells(row) for row in rows])
-        print(f"what it needs: {facts_text(BY_RULES)}")
-        print("times are the cost model's estimates of forward and backward; the optimizer's step is not in them")
-        print(f"extra time: beyond the step of {rows[0].plan.base.name}")
-        for row in rows:
-            if row.largest is not None and row.largest.why:
-                print(f"{row.device}: {'largest batch not known: ' * (row.largest.batch is None)}{row.largest.why}")
+        with display.hidden():
+            print(f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}")
+            print(
+                _line(columns, [name for name, _ in columns]),
+                _line(columns, ["-" * width for _, width in columns]),
+                sep="\n",
+                flush=True,
+            )
+    targets = [replace(target, device=name) for name in names]
+    rows = compare_devices(builder, targets, display, (lambda row: None) if arguments.json else show)
+    with display.hidden():
+        if arguments.json:
+            print(json.dumps([row.to_json_data() for row in rows], indent=1))
+        else:
+            _print_notes(rows)
     return 1 if all(row.fits is False for row in rows) else 0
 
 
-def _cells(row: DeviceRow) -> list[str]:
+def _print_notes(rows: Sequence[DeviceRow]) -> None:
+    from compile_remat.forecast.device_choice import BY_RULES
+    from compile_remat.forecast.lowering.observing import facts_text
+
+    print("the second line of a device is its largest batch that fits")
+    print(f"needs: bytes at the step's peak; {facts_text(BY_RULES)}")
+    print("step: the cost model's estimate of forward and backward, without the optimizer's step")
+    print(f"extra: time beyond the step of {rows[0].plan.base.name}")
+    for row in rows:
+        if row.largest is not None and row.largest.why:
+            print(f"{row.device}: {'largest batch not known: ' * (row.largest.batch is None)}{row.largest.why}")
+
+
+def _rows_of(row: DeviceRow, batch: int | None) -> list[list[str]]:
+    """Returns the cells of the batch that was asked for, and those of the largest batch if it is known."""
+    room = "-" if row.limit_bytes is None else format_bytes(row.limit_bytes)
+    fits = {None: "-", True: "yes", False: "no"}[row.fits]
+    asked = [row.device, *_step_cells(batch, row.total_bytes, row.plan, row.seq)]
+    found = [[*asked[:3], room, fits, *asked[3:]]]
     largest = row.largest
-    plan = None if largest is None else largest.plan
+    if largest is not None and largest.plan is not None and largest.batch and largest.total_bytes is not None:
+        cells = _step_cells(largest.batch, largest.total_bytes, largest.plan, row.seq)
+        found.append(["", *cells[:2], "", "", *cells[2:]])
+    return found
+
+
+def _step_cells(batch: int | None, total_bytes: int, plan: Plan, seq: int | None) -> list[str]:
+    samples_per_s = None if batch is None else batch * 1e9 / max(1, plan.time_ns)
     return [
-        row.device,
-        "-" if row.limit_bytes is None else format_bytes(row.limit_bytes),
-        format_bytes(row.total_bytes),
-        {None: "-", True: "yes", False: "no"}[row.fits],
-        format_time(row.plan.time_ns),
-        "-" if largest is None or largest.batch is None else str(largest.batch),
-        "-" if plan is None else format_time(plan.time_ns),
-        "-" if plan is None else f"{plan.extra_share:+.1%}",
-        "-" if row.samples_per_s is None else f"{row.samples_per_s:,.1f}",
-        "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
+        "-" if batch is None else str(batch),
+        format_bytes(total_bytes),
+        format_time(plan.time_ns),
+        f"{plan.extra_share:+.1%}",
+        "-" if samples_per_s is None else f"{samples_per_s:,.{1 if samples_per_s < 1000 else 0}f}",
+        *([] if seq is None else ["-" if samples_per_s is None else f"{samples_per_s * seq:,.0f}"]),
     ]
+
+
+def _line(columns: Sequence[tuple[str, int]], cells: Sequence[str]) -> str:
+    """Returns a line of the table: the first column is left-aligned."""
+    padded = [cells[0].ljust(columns[0][1])]
+    padded += [cell.rjust(width) for cell, (_, width) in zip(cells[1:], columns[1:], strict=True)]
+    return "  " + ("  " if len(columns) == len(_COLUMNS) else " ").join(padded).rstrip()

@@ -1,11 +1,18 @@
 """`compile-remat devices`: prints the device table with its sources."""
 
+from __future__ import annotations
+
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import GIB, MIB
 
-_HEADS = ("device", "memory GiB", "GB/s", "host GB/s", "L2 MiB", "node link", "network", "dense TFLOP/s")
+if TYPE_CHECKING:
+    from compile_remat.cost_models import Device
+
+_HEADS = ("device", "memory GiB", "GB/s", "host GB/s", "L2 MiB", "node link", "network")
 _LINK_HEADS = ("link", "kind", "GB/s a direction", "us a hop")
 
 
@@ -23,11 +30,12 @@ def run_devices(arguments: argparse.Namespace) -> int:
             _in_units(device.l2_bytes, MIB, 0),
             device.node_link or "-",
             device.network_link or "-",
-            ", ".join(f"{dtype} {rate / 1e12:g}" for dtype, rate in device.flops_per_s),
         )
         for device in devices
     ]
-    print_table("", _HEADS, rows, align="lrrrrlll")
+    print_table("", _HEADS, rows, align="lrrrrll")
+    print()
+    _print_rates(devices)
     links = [load_link(name) for name in link_names()]
     print()
     figures = [(f"{link.bandwidth_bytes_per_s / 10**9:g}", f"{link.hop_ns / 1000:g}") for link in links]
@@ -39,6 +47,17 @@ def run_devices(arguments: argparse.Namespace) -> int:
     for name, sources in named:
         print(f"{name}:", *(f"  {source}" for source in sources), sep="\n")
     return 0
+
+
+def _print_rates(devices: Sequence[Device]) -> None:
+    """Print the rates of matrix products for each dtype."""
+    rates = {device.name: dict(device.flops_per_s) for device in devices}
+    dtypes = sorted({dtype for each in rates.values() for dtype in each})
+    rows = [
+        (name, *(f"{each[dtype] / 1e12:g}" if dtype in each else "-" for dtype in dtypes))
+        for name, each in rates.items()
+    ]
+    print_table("", ("dense TFLOP/s", *dtypes), rows)
 
 
 def _in_units(count: int | None, unit: int, digits: int) -> str:

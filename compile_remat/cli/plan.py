@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from compile_remat._util.collector import collector_paused
-from compile_remat._util.progress import Advance, progress_bar
+from compile_remat._util.progress import Display, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat._util.user_warnings import drop_held
@@ -128,10 +128,32 @@ def run_plan(arguments: argparse.Namespace) -> int:
             worker=worker,
             with_plain=arguments.html is not None,
             advance=advance,
+            known=partial(_show_part, arguments, advance),
         )
-    print(found.to_json()) if arguments.json else print_forecast(found)
-    _write_files(found, arguments)
+    if arguments.json:
+        print(found.to_json())
+    else:
+        print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")
     return 1 if found.fits is False else 0
+
+
+def _show_part(arguments: argparse.Namespace, display: Display, found: Forecast) -> None:
+    """Print the part of a forecast that has become known: the plan, with its files, then the baselines, then the largest batch."""
+    with display.hidden():
+        if found.largest_batch is not None:
+            if not arguments.json:
+                print(
+                    f"largest batch  {_max_batch_text(found)}{', by rules' * (found.facts == 'observed')}", flush=True
+                )
+        elif found.compared:
+            if not arguments.json:
+                _print_baselines(found)
+        else:
+            try:
+                _write_files(found, arguments)
+            finally:  # a full disk does not cost the plan
+                if not arguments.json:
+                    print_forecast(found)
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
@@ -193,7 +215,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _saying_what_is_done() -> Iterator[Advance]:
+def _saying_what_is_done() -> Iterator[Display]:
     """Show progress on stderr, from before the imports on, since the import of torch takes seconds."""
     with progress_bar("loading torch", None, seconds_between=0) as advance:
         advance()
@@ -222,8 +244,6 @@ def _written(path: str, write: Callable[[str], object]) -> None:
 
 def print_forecast(found: Forecast) -> None:
     """Print the tables of a forecast."""
-    from compile_remat.report import floor_text
-
     plan, sizes = found.plan, ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     rows = [
         ("parameters", format_bytes(found.parameter_bytes)),
@@ -231,7 +251,8 @@ def print_forecast(found: Forecast) -> None:
         ("inputs", format_bytes(found.input_bytes)),
         ("region peak", format_bytes(found.peak_bytes) + " (estimate)" * (found.facts == "estimated")),
         *_gradient_rows(found),
-        ("  lowest reachable", floor_text(found.floor_bytes, found.plan)),
+        ("  lowest reachable", format_bytes(found.floor_bytes)),
+        *_least_rows(found),
         *([("rows in slices", plan.slices_text)] if plan.sliced else []),
         ("sum", format_bytes(found.total_bytes)),
         ("the step's peak is in", found.peak_moment),
@@ -244,16 +265,21 @@ def print_forecast(found: Forecast) -> None:
         ("step, as planned", f"{format_time(plan.time_ns)} ({plan.extra_share:+.2%})"),
         ("lower bound of the extra time", f"{plan.bound_share:+.2%}"),
     ]
-    rows += [("largest batch", _max_batch_text(found))] if found.largest is not None else []
     print_table(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
     print(f"region peak: {found.facts_text}")
     if found.message:
         print(f"note: {found.message}")
         drop_held(found.message)
-    if found.compared:
-        _print_baselines(found)
-    print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")
-    print(f"extra time: beyond the step of {plan.base.name}")
+    print(f"extra time: beyond the step of {plan.base.name}", flush=True)
+
+
+def _least_rows(found: Forecast) -> list[tuple[str, str]]:
+    """Returns the row of the proven bound below every plan's peak, if one is known."""
+    least_bytes = found.plan.least_peak_bytes
+    if not least_bytes:
+        return []
+    gap = found.floor_bytes / least_bytes - 1
+    return [("    no plan needs less than", f"{format_bytes(least_bytes)} (gap {gap:.1%})")]
 
 
 def _gradient_rows(found: Forecast) -> list[tuple[str, str]]:
@@ -269,15 +295,18 @@ def _print_baselines(found: Forecast) -> None:
         for c in found.compared
     ]  # fmt: skip
     rows += [(name, "no layers", "", "", "", "") for name in OF_LAYERS if name not in {c.name for c in found.compared}]
-    heads = ("baseline", "region peak", "extra time", "ours within it", "lower bound", "ours faster by")
-    print_table("what people do today, on the same timeline", heads, rows)
+    heads = ("baseline", "peak", "extra", "ours", "bound", "faster")
+    by_rules = "; by rules" if found.facts == "observed" else ""
+    print_table(f"what people do today, on the same timeline{by_rules}", heads, rows)
+    print("extra: its extra time; ours: that of our plan within its peak;")
+    print("bound: the lower bound for any plan within it; faster: ours before the baseline")
     best = max(found.compared, key=lambda c: c.advantage)
     worst = min(found.compared, key=lambda c: c.advantage)
     print(f"largest advantage {best.advantage:+.2%} ({best.name}), smallest {worst.advantage:+.2%} ({worst.name})")
 
 
 def _max_batch_text(found: Forecast) -> str:
-    largest = found.largest
+    largest = found.largest_batch
     if largest is None or largest.batch is None:
         return f"not known: {largest.why}" if largest is not None else ""
     if largest.plan is None or largest.total_bytes is None:

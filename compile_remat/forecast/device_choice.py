@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
-from compile_remat._util.progress import Advance
+from compile_remat._util.progress import Advance, about
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, kind_of, trace
@@ -83,12 +84,16 @@ class DeviceRow:
 @frames_in_one_chunk
 @collector_paused()
 def compare_devices(
-    builder: Builder, targets: Sequence[Target], advance: Advance = lambda text="", count=1: None
+    builder: Builder,
+    targets: Sequence[Target],
+    advance: Advance = lambda text="", count=1: None,
+    known: Callable[[DeviceRow], object] = lambda row: None,
 ) -> list[DeviceRow]:
     """Plan one model for several devices.  Devices that run the same kernels share a trace.
 
     Args:
         advance: Called with a text at the start of each part of the work.
+        known: Called with each row when it is there.
 
     Raises:
         RematError: A setting is invalid, or the model cannot be traced.
@@ -104,10 +109,16 @@ def compare_devices(
 
     for target in targets:
         target.figures()  # an unknown device raises before the trace
-    rows = []
+    rows: list[DeviceRow] = []
+    start = time.perf_counter()
     for target in targets:
-        advance(f"planning for {target.device}")
+        each_s = (time.perf_counter() - start) / max(1, len(rows))
+        advance(
+            f"planning for {target.device}, {len(rows) + 1} of {len(targets)}"
+            + about(each_s * (len(targets) - len(rows)))
+        )
         rows.append(_row(builder, target, traced_at))
+        known(rows[-1])
     return rows
 
 

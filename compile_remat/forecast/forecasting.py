@@ -11,7 +11,7 @@ from typing import Any
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
-from compile_remat._util.progress import Advance
+from compile_remat._util.progress import Advance, about
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError
@@ -42,6 +42,12 @@ from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.pipeline import plan_graph
 from compile_remat.planning.request import Fit
 
+SEARCH_SHARE, BATCH_SHARE = 0.6, 1.2
+"""Times of the search for a plan, and of that for the largest batch, as shares of the time of the trace; for progress alone.
+
+Of ResNet-50 they took 0.59 and 0.69 of it, of twelve linear layers 0.50 and 1.45.
+"""
+
 
 @dataclass(frozen=True)
 class Forecast(Viewable):
@@ -62,7 +68,7 @@ class Forecast(Viewable):
         plan: The plan within the budget.
         floor_bytes: The lowest reachable region peak.
         message: Difference between the plan and the request; empty if there is none.
-        largest: The largest batch, if requested.
+        largest_batch: The largest batch, if requested.
         compared: Baselines, if requested.
         gradients: The setting `gradients`.
         seconds: Wall time of the forecast.
@@ -84,7 +90,7 @@ class Forecast(Viewable):
     plan: Plan
     floor_bytes: int
     message: str = ""
-    largest: MaxBatch | None = None
+    largest_batch: MaxBatch | None = None
     compared: tuple[Baseline, ...] = ()
     seconds: float = 0.0
     plain_peak_bytes: int | None = None
@@ -106,9 +112,7 @@ class Forecast(Viewable):
     @property
     def facts_text(self) -> str:
         """`facts` as a line of text, with the reason for an estimate."""
-        named = (("largest batch", self.largest), ("baselines", self.compared))
-        beside = " and ".join(text for text, is_there in named if is_there)
-        return facts_text(self.why) + f"; {beside} by rules" * bool(beside and not self.why)
+        return facts_text(self.why)
 
     @property
     def total_bytes(self) -> int:
@@ -174,8 +178,8 @@ class Forecast(Viewable):
         data = asdict(self)
         data["plan"] = json.loads(self.plan.to_json())
         data["compared"] = [{**asdict(c), "ours": json.loads(c.ours.to_json())} for c in self.compared]
-        if self.largest is not None and self.largest.plan is not None:
-            data["largest"]["plan"] = json.loads(self.largest.plan.to_json())
+        if self.largest_batch is not None and self.largest_batch.plan is not None:
+            data["largest_batch"]["plan"] = json.loads(self.largest_batch.plan.to_json())
         names = ("total_bytes", "fits", "planned_time_ns", "facts", "peak_bytes")
         figures = {name: getattr(self, name) for name in names}
         return json.dumps({**data, **figures}, indent=1)
@@ -193,6 +197,7 @@ def forecast(
     worker: Worker | None = None,
     with_plain: bool = False,
     advance: Advance = lambda text="", count=1: None,
+    known: Callable[[Forecast], object] = lambda found: None,
 ) -> Forecast:
     """Trace a step, plan it and, if requested, compare it and find the largest batch.  Allocates no tensor data, runs no step.
 
@@ -202,10 +207,12 @@ def forecast(
     Args:
         with_baselines: Also evaluate common checkpointing schemes, see `baselines`.
         with_max_batch: Also find the largest batch that fits; needs a second trace.  Ignored with rows in slices.
-        needs_max_batch: Raise the error of that search; else `Forecast.largest` holds its reason.
+        needs_max_batch: Raise the error of that search; else `Forecast.largest_batch` holds its reason.
         worker: Process that finds the largest batch meanwhile; the builder must then be a name.
         with_plain: Also give the peak of plain torch.compile, under any budget; the plan stays the same.
         advance: Called with a text at the start of each part of the work.
+        known: Called with the forecast when the plan is known, then when the baselines are, then when the largest batch is; the
+            later parts are missing in the earlier calls.
 
     Raises:
         BudgetError: The budget was given, and no plan fits it.
@@ -224,7 +231,9 @@ def forecast(
         if search and worker is not None and surroundings is not None:
             worker.begin(surroundings, largest_batch, builder, target)
         advance(f"tracing {builder.name}")
+        before_trace = time.perf_counter()
         traced = trace(builder, device, model=model)
+        traced_s = time.perf_counter() - before_trace
         largest_bytes = largest_gradient_bytes(traced)
         workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
         beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
@@ -243,20 +252,9 @@ def forecast(
         needs_plain = with_plain or effective.budget.kind in ("max", "fraction")
         planned = _observed(outcome, with_plain=needs_plain)
     else:
-        advance("searching for a plan, and for the lowest one")
+        advance("searching for a plan, and for the lowest one" + about(SEARCH_SHARE * traced_s))
         planned = _estimated(traced, own, target, effective, outcome, with_plain=with_plain)
-    compared: list[Baseline] = []
-    if with_baselines:
-        advance("comparing with what people do today")
-        planner = Planner(own.with_torch, target.time_limit)
-        masks = hand_written(planner.problem, own.prepared.joint.module.graph) | saved_by_torch(own.prepared)
-        compared = compare(planner, masks, plain_time_ns(own.with_torch))
-    if search:
-        advance("looking for the largest batch")
-        here = partial(largest_batch, lambda: (own.step, beside), builder, target)
-        find = here if worker is None else worker.result
-        largest = find() if needs_max_batch else found_or_why(find)
-    return Forecast(
+    found = Forecast(
         model=builder.name,
         sizes=builder.sizes(),
         device=device.name,
@@ -272,13 +270,27 @@ def forecast(
         plan=planned.plan,
         floor_bytes=planned.floor_bytes,
         message=planned.message,
-        largest=largest,
-        compared=tuple(compared),
         seconds=time.perf_counter() - start,
         plain_peak_bytes=planned.plain_peak_bytes,
         observed_peak_bytes=planned.observed_peak_bytes,
         why=planned.why,
     )
+    known(found)
+    if with_baselines:
+        advance("comparing with what people do today" + about(SEARCH_SHARE * traced_s))
+        planner = Planner(own.with_torch, target.time_limit)
+        masks = hand_written(planner.problem, own.prepared.joint.module.graph) | saved_by_torch(own.prepared)
+        found = replace(found, compared=tuple(compare(planner, masks, plain_time_ns(own.with_torch))))
+        known(found)
+    if search:
+        advance("looking for the largest batch" + about(BATCH_SHARE * traced_s))
+        here = partial(largest_batch, lambda: (own.step, beside), builder, target)
+        find = here if worker is None else worker.result
+        largest = find() if needs_max_batch else found_or_why(find)
+    if largest is not None:
+        found = replace(found, largest_batch=largest)
+        known(found)
+    return replace(found, seconds=time.perf_counter() - start)
 
 
 # -- the plan -------------------------------------------------------------------------------------------------------------

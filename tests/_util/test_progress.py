@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from compile_remat._util.progress import progress_bar
+from compile_remat._util.progress import about, progress_bar
 
 
 def test_the_first_and_the_last_line_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,3 +43,21 @@ def test_a_bar_has_no_colours_under_no_color(is_set: bool, monkeypatch: pytest.M
         advance()
     assert "working" in terminal.getvalue()
     assert bool(re.search(r"\x1b\[[39]\dm", terminal.getvalue())) is not is_set
+
+
+def test_an_estimate_is_said_from_ten_seconds_on() -> None:
+    assert [about(seconds) for seconds in (9.9, 42.3, 200.0)] == ["", " (about 42 s)", " (about 3 min)"]
+
+
+def test_a_hidden_bar_leaves_stdout_to_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with progress_bar("working", 2) as display:
+        display()
+        with display.hidden():
+            print("a result")
+    assert capsys.readouterr().out == "a result\n" and "a result" not in terminal.getvalue()

@@ -35,3 +35,11 @@ def test_on_a_narrow_terminal_no_figure_is_cut_off(
     assert "\u2026" not in text
     for digit in "123456789":
         assert text.count(digit) == 2
+
+
+def test_a_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "a name of many words " * 5
+    print_table("a title " * 20, ("what", "size"), [(long, "1.0 GiB"), ("short", "2.0 GiB")])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()).count("many words") == 5 and lines[-1].split() == ["short", "2.0", "GiB"]

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from compile_remat import cli
+from compile_remat.forecast import device_choice
 
 MODEL = "tests.planned_models:convolution"
 
@@ -17,6 +18,24 @@ def test_one_line_for_each_device(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in text.out.splitlines()]
     assert [line[0] for line in lines if line and line[0] in ("h100-sxm", "t4")] == ["h100-sxm", "t4"]
     assert "the optimizer's step is not in them" in text.out and "planning for t4" in text.err
+
+
+def test_a_row_is_printed_when_it_is_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = list[str]()
+    planned = device_choice._row
+
+    def row(*given: object) -> device_choice.DeviceRow:
+        seen.append(capsys.readouterr().out)
+        return planned(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(device_choice, "_row", row)
+    assert cli.main(["plan", MODEL, "--devices", "h100-sxm,t4"]) == 0
+    head, first = seen
+    assert head.splitlines()[1].split() == "device batch needs room fits step extra samples/s".split()
+    asked, largest = first.splitlines()
+    assert asked.split()[0] == "h100-sxm" and int(largest.split()[0]) > int(asked.split()[1])
+    text = head + first + capsys.readouterr().out
+    assert max(map(len, (line for line in text.splitlines() if line.startswith("  ")))) <= 80
 
 
 def test_json_has_the_figures_and_why_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,9 @@ import pytest
 from compile_remat import cli
 from compile_remat._util.units import format_bytes
 from compile_remat.cli import plan
+from compile_remat.forecast import forecasting
 from compile_remat.forecast.baselines import OF_LAYERS
+from compile_remat.forecast.max_batch import MaxBatch
 from compile_remat.passes import Planner, Problem
 from tests.pages.test_allocator_snapshot import peak_and_end
 
@@ -46,7 +48,8 @@ def test_what_needs_layers_is_said_to_where_there_are_none(capsys: pytest.Captur
     assert cli.main(["plan", *given]) == 0
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     without = [parts[1] for parts in lines if "no layers" in [part.strip() for part in parts]]
-    assert without == list(OF_LAYERS)
+    assert len(without) == len(OF_LAYERS)
+    assert all(name.startswith(shown) for name, shown in zip(OF_LAYERS, without, strict=True))  # long names are wrapped
 
 
 def test_plan_with_early_gradients_has_a_lower_floor_and_the_optimizers_workspace(
@@ -108,7 +111,7 @@ def test_plan_as_json_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", *MODEL, *given]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["sizes"] == {"batch": 3, "seq": 64} and data["dtype"] == "bf16"
-    assert data["optimizer_bytes"] == data["parameter_bytes"] and data["largest"] is None
+    assert data["optimizer_bytes"] == data["parameter_bytes"] and data["largest_batch"] is None
 
 
 def test_what_does_not_fit_has_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,3 +243,37 @@ def test_a_module_of_the_working_folder_is_found(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["explain", "model_of_mine:build", "--device", "a100-40gb"]) == 0
     assert "predicted peak" in capsys.readouterr().out
+
+
+def test_the_plan_and_its_page_are_there_before_the_largest_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, seen = tmp_path / "p\u00e4ge.html", list[tuple[str, bool]]()
+
+    def found(*_: object) -> MaxBatch:
+        seen.append((capsys.readouterr().out, page.exists()))
+        return MaxBatch(7, why="")
+
+    monkeypatch.setattr(forecasting, "largest_batch", found)
+    given = ["--budget", "0.8", "--compare", "--html", str(page)]
+    assert cli.main(["plan", *MODEL, *given]) == 0
+    ((before, has_page),) = seen
+    assert has_page and before.index("region peak") < before.index("every layer checkpointed")
+    lines = before.splitlines()
+    assert len(lines) > 20 and max(len(line) for line in lines if line.startswith("  ") or "of it" in line) <= 80
+    assert "largest batch" not in before and "largest batch" in capsys.readouterr().out
+
+
+def test_a_full_disk_does_not_cost_the_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(forecasting.Forecast, "to_html", full)
+    assert cli.main(["plan", *MODEL, "--no-largest-batch", "--html", "page.html"]) == 2
+    out, err = capsys.readouterr()
+    assert "lowest reachable" in out
+    assert (
+        err.splitlines()[-1] == "compile-remat plan: page.html cannot be written ([Errno 28] No space left on device)"
+    )

@@ -59,7 +59,7 @@ def test_a_device_that_is_not_known_is_said_before_anything_is_traced(monkeypatc
 
 def test_the_largest_batch_is_that_of_the_forecast() -> None:
     found = compile_remat.largest_batch(MODEL, device="t4", optimizer_state="adamw")
-    assert found == forecast(Builder(MODEL), Target("t4", estimate=True)).largest
+    assert found == forecast(Builder(MODEL), Target("t4", estimate=True)).largest_batch
     with pytest.raises(ConfigError, match="takes none"):
         compile_remat.largest_batch("tests.planned_models:broken", device="t4")
     with pytest.raises(ConfigError, match="capacity is not known"):

@@ -74,7 +74,7 @@ def test_gradients_and_the_optimizers_own_tensors_may_need_more_than_the_graph(o
     assert result.peak_moment == ("the optimizer's step" if takes else "forward and backward")
     limit_bytes = parameters + state.of(parameters) + at_end_bytes + 100_000
     tight = replace(H100, optimizer=state, capacity_bytes=limit_bytes + 2 * (32 << 20), reserve=Reserve("bytes", 0))
-    found = forecast(Builder(wide, batch=1), tight).largest
+    found = forecast(Builder(wide, batch=1), tight).largest_batch
     assert found is not None and found.batch is not None and found.batch > 1
     assert found.total_bytes is not None and limit_bytes - 10_000 < found.total_bytes <= limit_bytes
 
@@ -110,7 +110,7 @@ def test_json_holds_all_of_it(found: Forecast) -> None:
     data = json.loads(found.to_json())
     assert data["total_bytes"] == found.total_bytes and data["fits"] is True
     assert Plan.from_json(json.dumps(data["plan"])) == found.plan
-    assert Plan.from_json(json.dumps(data["largest"]["plan"])) == found.largest.plan  # type: ignore[union-attr]
+    assert Plan.from_json(json.dumps(data["largest_batch"]["plan"])) == found.largest_batch.plan  # type: ignore[union-attr]
     assert [c["name"] for c in data["compared"]] == [c.name for c in found.compared]
 
 
@@ -119,7 +119,7 @@ def test_json_holds_all_of_it(found: Forecast) -> None:
 
 @pytest.mark.proof
 def test_the_largest_batch_fits_and_the_next_one_does_not(found: Forecast) -> None:
-    largest = found.largest
+    largest = found.largest_batch
     assert largest is not None and largest.batch and largest.plan and found.limit_bytes
     assert largest.plan.is_feasible and largest.total_bytes is not None
     assert largest.total_bytes <= found.limit_bytes
@@ -161,7 +161,9 @@ def test_a_straight_line_is_found_in_a_few_steps() -> None:
 
 def test_nothing_fits_where_the_state_alone_is_too_large() -> None:
     result = forecast(llama(), replace(H100, optimizer=OptimizerState.parse("90GiB")))
-    assert result.largest is not None and result.largest.batch == 0 and "90.0 GiB" in result.largest.why
+    assert (
+        result.largest_batch is not None and result.largest_batch.batch == 0 and "90.0 GiB" in result.largest_batch.why
+    )
     assert result.fits is False and "lowest" in result.message
 
 
@@ -233,7 +235,7 @@ def test_experts_are_products_that_selective_checkpointing_saves() -> None:
     assert len(grouped) == 2 * 2 and masks[PRODUCTS][grouped].all() and not masks[EACH][grouped].any()
     found = forecast(builder, replace(H100, budget=MemoryBudget.parse("min")), with_baselines=True)
     assert {EACH, SOME, PRODUCTS} < {c.name for c in found.compared}
-    assert found.largest is not None and found.largest.batch
+    assert found.largest_batch is not None and found.largest_batch.batch
 
 
 def test_a_checkpointed_layer_keeps_what_others_read() -> None:
@@ -312,7 +314,7 @@ def test_what_cannot_be_traced_is_said(name: str, text: str) -> None:
 
 def test_without_a_capacity_the_plan_is_that_of_max() -> None:
     result = forecast(llama(), Target("cpu", estimate=True))
-    assert result.limit_bytes is None and result.fits is None and result.largest is None
+    assert result.limit_bytes is None and result.fits is None and result.largest_batch is None
     fastest = forecast(llama(), Target("cpu", budget=MemoryBudget("max"), estimate=True))
     assert result.plan.saved == fastest.plan.saved
 
@@ -350,9 +352,9 @@ def test_a_larger_batch_that_cannot_be_built_leaves_the_plan() -> None:
 
     result = forecast(Builder(build), Target("l4", estimate=True))
     assert result.plan.peak_bytes > 0 and result.fits is True
-    assert result.largest == MaxBatch(None, why="ValueError: too many")
+    assert result.largest_batch == MaxBatch(None, why="ValueError: too many")
     (row,) = compare_devices(Builder(build), [Target("l4")])
-    assert row.plan.saved == result.plan.saved and row.largest == result.largest
+    assert row.plan.saved == result.plan.saved and row.largest == result.largest_batch
     with pytest.raises(ValueError, match="too many"):
         compile_remat.largest_batch(build, device="l4")
 
