@@ -127,7 +127,7 @@ class Builder:
         """Returns the model, in training mode, and its inputs.  Call it under fake tensors, with `torch_dtype` as the default.
 
         Raises:
-            RematError: The function fails, or returns something other than a module and its inputs.
+            RematError: A function that is given by its name fails, or it returns something other than a module and its inputs.
         """
         function = self.function()
         takes_mesh = self.mesh is not None and "mesh" in inspect.signature(function).parameters
@@ -137,6 +137,8 @@ class Builder:
         except RematError:
             raise
         except Exception as error:
+            if not isinstance(self.source, str):
+                raise  # a function of the caller's program, which knows its own errors
             given = ", ".join(f"{name}={value}" for name, value in self.sizes().items())
             raise RematError(f"the builder {self.name}({given}) failed: {cause_text(error)}") from error
         if not (isinstance(built, Sequence) and len(built) == 2 and isinstance(built[0], nn.Module)):

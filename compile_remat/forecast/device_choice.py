@@ -135,7 +135,7 @@ def _row(
     traced = traced_at(batch, target)
     largest_bytes = largest_gradient_bytes(traced)
     beside = beside_graph(target, traced.parameter_bytes, traced.trainable_bytes, largest_bytes)
-    effective = effective_budget_of(target, limit_bytes, beside.fixed_bytes + traced.input_bytes)
+    effective = effective_budget_of(target, limit_bytes, beside.named_bytes(traced.parameter_bytes, traced.input_bytes))
     own = ready_on(traced, target)
     step, planner = own.step, own.planner
     plan = estimated_plan(traced, target, effective).plan

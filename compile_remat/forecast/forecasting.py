@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -237,7 +237,7 @@ def forecast(
         largest_bytes = largest_gradient_bytes(traced)
         workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
         beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
-        effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
+        effective = effective_budget_of(target, limit, beside.named_bytes(parameter_bytes, input_bytes))
         lowering.begin(Asked(builder, target, effective.budget, target.budget.kind == "auto", with_plain))
         advance("building the planning problem")
         own = ready_on(traced, target, torch_budgets=TORCH_BUDGETS if with_baselines else (1.0,))
@@ -359,17 +359,19 @@ def estimated_plan(traced: Traced, target: Target, effective: EffectiveBudget, *
 # -- the budget ---------------------------------------------------------------------------------------------------------
 
 
-def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: int) -> EffectiveBudget:
-    """Returns the budget in a form that the planner knows: `auto` becomes the bytes that `others_bytes` leave of the limit."""
+def effective_budget_of(target: Target, limit_bytes: int | None, others: Mapping[str, int]) -> EffectiveBudget:
+    """Returns the budget in a form that the planner knows: `auto` becomes the bytes that others leave of the limit.
+
+    Args:
+        others: Names and bytes of what else the device holds, for messages.
+    """
     if target.budget.kind != "auto":
         return EffectiveBudget(target.budget, source=source_of(target.budget, from_auto=False))
     if limit_bytes is None:
         return EffectiveBudget(MemoryBudget("max"))
-    left = max(1, limit_bytes - others_bytes)
-    return EffectiveBudget(
-        MemoryBudget("bytes", left),
-        source=f"the memory that {target.device} has left beside parameters and optimizer state",
-    )
+    *first, last = (f"{name} ({format_bytes(nbytes)})" for name, nbytes in others.items())
+    source = f"the memory that {target.device} has left of {format_bytes(limit_bytes)} beside {', '.join(first)} and {last}"
+    return EffectiveBudget(MemoryBudget("bytes", max(1, limit_bytes - sum(others.values()))), source=source)
 
 
 # -- the largest batch ----------------------------------------------------------------------------------------------------

@@ -193,6 +193,11 @@ class BesideGraph:
     fixed_bytes: int
     at_end_bytes: int
 
+    def named_bytes(self, parameter_bytes: int, input_bytes: int) -> dict[str, int]:
+        """Returns names and bytes of what the device holds beside the graph all the time, its inputs included."""
+        state_bytes = self.fixed_bytes - parameter_bytes
+        return {"parameters": parameter_bytes, "optimizer state": state_bytes, "inputs": input_bytes}
+
 
 def beside_graph(target: Target, parameter_bytes: int, trained_bytes: int, largest_bytes: int) -> BesideGraph:
     """Returns the bytes beside a graph from the bytes of all parameters, of trained ones, and of the largest trained one."""

@@ -113,7 +113,8 @@ def _allowed_text(effective: EffectiveBudget, allowed: str, plain: str) -> str:
     base = f"of {plain} under plain torch.compile" if effective.plain_bytes else ""
     origin = f"set by {effective.budget.origin}" if effective.budget.origin else ""
     facts = ", ".join(filter(None, (base, origin)))
-    return f"{effective.source} allows {allowed}" + f" ({facts})" * bool(facts)
+    is_nothing = effective.budget.kind == "bytes" and (effective.budget.value or 0) <= 1  # `auto` where others take all
+    return f"{effective.source} allows {'nothing' if is_nothing else allowed}" + f" ({facts})" * bool(facts)
 
 
 def below_floor_text(effective: EffectiveBudget, budget_bytes: int, floor_bytes: int) -> str:

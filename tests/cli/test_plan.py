@@ -11,6 +11,7 @@ import pytest
 from compile_remat import cli
 from compile_remat._util.units import format_bytes
 from compile_remat.cli import plan
+from compile_remat.errors import PlannerWarning
 from compile_remat.forecast import forecasting
 from compile_remat.forecast.baselines import OF_LAYERS
 from compile_remat.forecast.max_batch import MaxBatch
@@ -277,3 +278,19 @@ def test_a_full_disk_does_not_cost_the_plan(
     assert (
         err.splitlines()[-1] == "compile-remat plan: page.html cannot be written ([Errno 28] No space left on device)"
     )
+
+
+def test_a_batch_for_which_nothing_is_left_says_what_takes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        "tests.planned_models:convolution",
+        "--device",
+        "t4",
+        "--estimate",
+        "--batch",
+        "99999999",
+        "--no-largest-batch",
+    ]
+    with pytest.warns(PlannerWarning, match="allows nothing, which is less than the lowest reachable peak"):
+        assert cli.main(["plan", *given]) == 1
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note:"))
+    assert "the memory that t4 has left of " in note and "beside parameters (" in note and " and inputs (" in note

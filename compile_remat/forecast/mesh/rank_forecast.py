@@ -51,14 +51,19 @@ def forecast_rank(
     trace = trace_rank(builder, device, layout, lambda graph: times_in_graph(graph, links), advance)
     shards = trace.shards
     state_bytes = target.optimizer.of(shards.gradient_bytes)
-    fixed_bytes = shards.parameter_bytes + state_bytes + trace.input_bytes
     calls, beside_bytes = _calls(trace), 0
     if target.budget.kind == "auto" and len(calls) > 1:
         beside = wrapper_bytes(trace.calls, shards)
         calls = [replace(call, beside_bytes=nbytes) for call, nbytes in zip(calls, beside, strict=True)]
     else:
         beside_bytes = shards.held.beside_bytes
-    effective = effective_budget_of(target, target.limit_bytes, fixed_bytes + beside_bytes)
+    others = {
+        "parameters": shards.parameter_bytes,
+        "optimizer state": state_bytes,
+        "inputs": trace.input_bytes,
+        "what is gathered and reduced": beside_bytes,
+    }
+    effective = effective_budget_of(target, target.limit_bytes, others)
     advance("searching for plans")
     graphs = [ready_on(traced, target, effective.budget) for traced in trace.graphs]
     found = plans_for(graphs, calls, effective)
