@@ -92,7 +92,7 @@ def test_keys_of_files_are_those_of_the_fields_and_of_the_lists() -> None:
     report = compile_remat.Report("key", "min", None, PLAN)
     assert json.loads(report.to_json()).keys() == {field.name for field in dataclasses.fields(report)}
     sizes = {"batch": 1}
-    found = Forecast("m", sizes, "l4", "bf16", "sgd", 1, 1, 0, 1, None, PLAN, 1, largest=MaxBatch(1, PLAN, 1))
+    found = Forecast("m", sizes, "l4", "bf16", "sgd", 1, 1, 0, 1, None, PLAN, 1, largest_batch=MaxBatch(1, PLAN, 1))
     compared = dataclasses.replace(found, compared=(Baseline("none", 1, 1, PLAN),))
     assert json.loads(compared.to_json()).keys() == {field.name for field in dataclasses.fields(found)} | keys(
         "forecast"

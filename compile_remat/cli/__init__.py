@@ -44,6 +44,7 @@ COMMANDS = (
         "explain", "print its plan with the largest tensors at the peak", PLAN, "run_explain", "add_explain_arguments"
     ),
     Command("devices", "print the device table with its sources", "compile_remat.cli.devices", "run_devices"),
+    Command("schema", "print the JSON Schema of a command's --json", "compile_remat.cli.schema", "run_schema"),
     Command("doctor", "print versions, what is missing, and the settings", "compile_remat.cli.doctor", "run_doctor"),
 )
 
