@@ -370,7 +370,9 @@ def effective_budget_of(target: Target, limit_bytes: int | None, others: Mapping
     if limit_bytes is None:
         return EffectiveBudget(MemoryBudget("max"))
     *first, last = (f"{name} ({format_bytes(nbytes)})" for name, nbytes in others.items())
-    source = f"the memory that {target.device} has left of {format_bytes(limit_bytes)} beside {', '.join(first)} and {last}"
+    source = (
+        f"the memory that {target.device} has left of {format_bytes(limit_bytes)} beside {', '.join(first)} and {last}"
+    )
     return EffectiveBudget(MemoryBudget("bytes", max(1, limit_bytes - sum(others.values()))), source=source)
 
 
