@@ -12,22 +12,22 @@ if TYPE_CHECKING:  # to import it takes torch, which a callback imports when tra
 
 
 def mebibytes(nbytes: int | None) -> str:
-    """For people."""
+    """Returns bytes as text for people; "-" if they are unknown."""
     return "-" if nbytes is None else f"{nbytes / 2**20:.1f} MiB"
 
 
 class MemoryReport:
-    """Measures one call of the model, forward and backward, and then prints budget, predicted and measured peak, largest batch.
+    """The measurement of one call of a model, forward and backward; prints budget, predicted and measured peak, largest batch.
 
     Args:
-        step: Which call of `begin` starts it, from 1.  The first one compiles, and where a step has several graphs the second one
-            compiles their final plans.
+        step: The call of `begin` that starts the measurement, from 1.  The first one compiles, and where a step has several
+            graphs the second one compiles their final plans.
         build: A function of `batch` that returns a model and its inputs, for the largest batch that the device trains; see
             `compile_remat.largest_batch`.  Left out, it is known only where the shapes vary.
-        settings: What `compile_remat.largest_batch` takes: `device`, `optimizer_state`, ...
+        settings: Arguments of `compile_remat.largest_batch`: `device`, `optimizer_state`, ...
 
     Attributes:
-        text: What was printed; empty before that.
+        text: The text that was printed; empty before that.
         measured: The measured step.
     """
 
