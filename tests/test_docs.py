@@ -12,6 +12,7 @@ import re
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -254,6 +255,14 @@ def words_in_code() -> frozenset[str]:
     return frozenset(found)
 
 
+def imported(path: Path) -> ModuleType:
+    """Returns a module of ours; an empty one if it needs a library that is not installed."""
+    try:
+        return importlib.import_module(module_name(path))
+    except compile_remat.MissingExtraError:
+        return ModuleType(path.stem)
+
+
 def leads_somewhere(dotted: str, path: Path) -> bool:
     """True if a dotted name is a file, or can be followed from a module or class of ours, or from an installed package."""
     first, _, rest = dotted.partition(".")
@@ -261,12 +270,12 @@ def leads_somewhere(dotted: str, path: Path) -> bool:
         return any((ROOT / room).rglob(dotted) for room in (*ROOMS, "tests", "benchmarks"))
     if exists(dotted) or exists(f"compile_remat.{dotted}"):
         return True
-    module = importlib.import_module(module_name(path))
+    module = imported(path)
     if re.search(rf"\b{first}: ", path.read_text()) and rest in words_in_code():
         return True  # an argument or a field, and what is read of it
     starts = [vars(module)[first]] if hasattr(module, first) else []
-    starts += [importlib.import_module(module_name(p)) for p in SOURCES if first in (p.stem, p.parent.name)]
-    starts += [getattr(importlib.import_module(module_name(p)), first) for p in classes().get(first, ())]
+    starts += [imported(p) for p in SOURCES if first in (p.stem, p.parent.name)]
+    starts += [getattr(imported(p), first) for p in classes().get(first, ())]
     return any(follows(start, rest.split(".")) for start in starts) or rest.split(".")[-1] in instance_attributes()
 
 

@@ -19,7 +19,7 @@ class MemoryCallback(TrainerCallback):
         trainer.add_callback(MemoryCallback(trainer))
 
     From the measured step on, each row with a loss also has the figures of `MemoryReport.figures`, in
-    `trainer.state.log_history` and in trackers such as TensorBoard and W&B; the progress bar shows the peak beside the budget.
+    ``trainer.state.log_history`` and in trackers such as TensorBoard and W&B; the progress bar shows the peak beside the budget.
 
     Args:
         trainer: The Trainer that the callback is added to.  Trackers run before the callbacks that are added later, and a callback
