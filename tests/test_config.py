@@ -254,7 +254,7 @@ def config_forms() -> str:
         ({"time_limit": "nan"}, "'nan' is not a choice. Allowed: a number of seconds above 0"),
         ({"time_limit": True}, "True is not a choice. Allowed: a number of seconds above 0"),
         ({"log": "verbose"}, "Allowed: warning, info, debug."),
-        ({"mode": "max-autotun"}, 'Did you mean "max-autotune"?'),
+        ({"mode": "max-autotun"}, 'Did you mean "max-autotune" or "max-autotune-no-cudagraphs"?'),
         ({"mode": 1}, "1 is not a mode"),
         ({"device": ""}, "is not a device"),
         ({"device": 7}, "7 is not a device"),
