@@ -142,6 +142,11 @@ def describe(memory: Free | None, budget_bytes: int, gradient_bytes: int = 0) ->
         unit = common_unit(*sizes)
         budget, allocated, total, capacity = (format_bytes(nbytes, unit) for nbytes in sizes)
         text = f"budget {budget} + {allocated} already allocated = {total} of {capacity}"
-    if gradient_bytes:
-        text += f"; gradients that an earlier micro-batch leaves come on top: {format_bytes(gradient_bytes)}"
-    return text
+    return text + on_top(gradient_bytes)
+
+
+def on_top(gradient_bytes: int) -> str:
+    """Returns the end of the first log line: the bytes of gradients that accumulate beside the graphs; empty for 0 bytes."""
+    if not gradient_bytes:
+        return ""
+    return f"; gradients that an earlier micro-batch leaves come on top: {format_bytes(gradient_bytes)}"

@@ -235,6 +235,19 @@ def test_the_first_log_line_says_what_comes_on_top(
     assert caplog.messages[0] == f"{text}; gradients that an earlier micro-batch leaves come on top: {gradients}"
 
 
+@pytest.mark.parametrize("setting", ["0.9", "min", "max"])
+def test_so_does_the_line_of_a_budget_whose_bytes_are_not_known_yet(
+    setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Deep()
+    gradients = format_bytes(sum(parameter.nbytes for parameter in model.parameters()))
+    with caplog.at_level(logging.INFO, "compile_remat"):
+        torch.compile(model, backend=remat, options={"memory_budget": setting, "compiler": "eager"})(torch.randn(8, 64))
+    assert (
+        caplog.messages[0] == f"budget {setting}; gradients that an earlier micro-batch leaves come on top: {gradients}"
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_read_on_cuda() -> None:
