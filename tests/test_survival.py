@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import compile_remat
 from compile_remat._torch.ambient import compile_lock
+from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.backend import remat
 from compile_remat.compilation.caveats import UNFUSED
 from compile_remat.compilation.driver import Compilation
@@ -209,6 +210,7 @@ def test_inference_is_a_row_and_where_it_exceeds_the_budget_a_warning(budget: ob
     for first in (True, False):  # the second time from torch's cache
         with torch.no_grad(), expected:
             compiled(lambda x: x @ w @ w, budget, compiler="inductor")(x)
+        forget_warnings()
         report = compile_remat.reports()[-1]
         assert (report.status, report.from_cache, report.scheduled_peak_bytes) == ("NOT_PLANNED", not first, 2 << 20)
         torch.compiler.reset()

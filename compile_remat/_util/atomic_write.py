@@ -8,11 +8,19 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path` and create its folders; a reader sees the old content or the new, never a part of it."""
+    """Write `content` to `path` and create its folders; a reader sees the old content or the new, never a part of it.
+
+    The target of a link is replaced, not the link.  A device or a pipe is written into, as it has no old content to keep.
+    """
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        path.write_bytes(data)
+        return
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.write_bytes(data)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

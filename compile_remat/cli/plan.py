@@ -147,7 +147,7 @@ def _show_part(arguments: argparse.Namespace, display: Display, found: Forecast)
                 )
         elif found.compared:
             if not arguments.json:
-                _print_baselines(found)
+                print_baselines(found)
         else:
             try:
                 _write_files(found, arguments)
@@ -286,7 +286,8 @@ def _gradient_rows(found: Forecast) -> list[tuple[str, str]]:
     return [(f"  {text}", size) for text, size in found.gradient_facts]
 
 
-def _print_baselines(found: Forecast) -> None:
+def print_baselines(found: Forecast) -> None:
+    """Print the table of the baselines, with our plan within the peak of each."""
     from compile_remat.forecast.baselines import OF_LAYERS
 
     rows = [

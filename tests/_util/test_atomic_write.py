@@ -1,5 +1,7 @@
 """Files that other processes read while they are written."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,21 @@ def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_atomically(tmp_path / "a.json", "text")
     assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
+
+
+def test_the_target_of_a_link_is_written(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_atomically(link, "new")
+    assert link.is_symlink() and target.read_text() == "new"
+
+
+def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe, found = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    write_atomically(pipe, "text")
+    reader.join(timeout=30)
+    assert found == ["text"] and pipe.is_fifo()
