@@ -40,7 +40,9 @@ def said_if_slow(graph: fx.Graph, doing: str) -> Iterator[None]:
     """
     operators = sum(node.op.startswith("call") for node in graph.nodes)
     text = f"{doing} {compiled_name(graph) or 'a graph'} ({operators:,} operators) ..."
-    timer = threading.Timer(SILENT_S, LOG.warning, ["%s REMAT_LOG=info shows the plan when it is found", text])
+    if not LOG.isEnabledFor(logging.INFO):
+        text += " REMAT_LOG=info shows the plan when it is found"
+    timer = threading.Timer(SILENT_S, LOG.warning, ["%s", text])
     timer.daemon = True
     timer.start()
     try:

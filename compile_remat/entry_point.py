@@ -69,7 +69,11 @@ class Watch:
         if self.is_called or self._said or not is_normal or any(report.plan is not None for report in reports()):
             return
         if self.has_trained or has_gradients(gc.get_objects()):
-            self._say("at exit", "TORCH_LOGS=graph_breaks shows where Dynamo stops")
+            sequential = "on some versions of torch, nn.Sequential(...).compile() compiles nothing, and torch.compile(model) does"
+            self._say(
+                "at exit",
+                f"TORCH_LOGS=graph_breaks shows where Dynamo stops; nothing, if it was not asked: {sequential}",
+            )
 
     def _attempted(self, attempt: Attempt) -> None:
         if not torch.is_grad_enabled():

@@ -10,8 +10,14 @@ from dataclasses import dataclass, fields
 
 from compile_remat._util.text_table import print_table
 
-_PACKAGES = ("compile-remat", "torch", "scipy", "numpy", "rich", "matplotlib")
-_OPTIONAL = ("rich", "matplotlib")
+_PACKAGES = ("compile-remat", "torch", "scipy", "numpy")
+_OPTIONAL = {
+    "rich": "colours",
+    "matplotlib": "pictures",
+    "transformers": "models such as llama-2-7b of compile-remat plan",
+    "triton": "exact bytes of a GPU that is not here",
+}
+"""Packages that some features need, and these features."""
 _ENTRY_POINT_GROUP = "torch_dynamo_backends"
 _ACCELERATE = "ACCELERATE_DYNAMO_BACKEND"
 
@@ -44,14 +50,15 @@ def versions() -> Iterator[Finding]:
     from compile_remat._torch.version import version_problem
 
     yield Finding("python", platform.python_version())
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *_OPTIONAL):
         try:
             found = importlib.metadata.version(name)
             yield Finding(name, found, version_problem() if name == "torch" else "")
         except importlib.metadata.PackageNotFoundError:
-            optional = name in _OPTIONAL
-            problem = "" if optional else "not installed: pip install compile-remat installs what it needs"
-            yield Finding(name, "not installed" + " (optional)" * optional, problem)
+            if name in _OPTIONAL:
+                yield Finding(name, f"not installed (optional: {_OPTIONAL[name]})")
+            else:
+                yield Finding(name, "not installed", "not installed: pip install compile-remat installs what it needs")
 
 
 def entry_point() -> Finding:
