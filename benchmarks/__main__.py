@@ -26,7 +26,7 @@ NAMES = (
 APART = frozenset(
     {
         "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "forecast_facts", "gpu_peaks", "inputs",
-        "picture", "planning_time", "workspaces",
+        "picture", "planning_time", "stacks", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which `python -m benchmarks` does not call."""

@@ -21,6 +21,7 @@ from benchmarks import (
     promise,
     scale,
     slices,
+    stacks,
     step_time,
     together,
     workspaces,
@@ -174,6 +175,7 @@ REPORTS: dict[str, Report] = {
     },
     "floor_cpu.json": Report(floor.FloorRow, floor.table, misses=_verdicts(lambda row: (row.model, ""))),
     "slices_cpu.json": Report(slices.SliceRow, slices.table, misses=_verdicts(lambda row: (row.case, ""))),
+    "stacks_cpu.json": Report(stacks.StackRow, stacks.table, misses=_verdicts(lambda row: (row.tool, ""))),
     "together_cpu.json": Report(
         together.StepRow, together.table, misses=_verdicts(lambda row: (row.case, row.setting))
     ),
