@@ -72,7 +72,7 @@ def emitted(row: ZooRow, case: Case, graphs: list[GraphCode]) -> dict[str, Any]:
         if row.setting == PLAIN:
             peaks = plain_peaks_bytes(case.module, case.inputs)
             return {"graphs": len(peaks), "emitted_bytes": tuple(peaks)}
-        compile_code(case.module, case.inputs, row.budget_bytes or row.setting)
+        compile_code(case.module, case.inputs, f"{row.budget_bytes}B" if row.budget_bytes else row.setting)
     return {}
 
 
