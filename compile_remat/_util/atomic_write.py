@@ -12,12 +12,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     The target of a link is replaced, not the link.  A device or a pipe is written into, as it has no old content to keep.
     """
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not (path.is_file() or path.is_dir()):
-        path.write_bytes(data)
+        path.write_bytes(data)  # not resolved: /dev/stdout may lead to a pipe, which has no path
         return
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         draft.write_bytes(data)

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import compile_remat
-from compile_remat._util.units import MIB
+from compile_remat._util.units import MIB, format_bytes
 
 if TYPE_CHECKING:  # to import it takes torch, which a callback imports when training begins
     from compile_remat.report import Report
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # to import it takes torch, which a callback imports when tra
 
 def mebibytes(nbytes: int | None) -> str:
     """Returns bytes as text for people; "-" if they are unknown."""
-    return "-" if nbytes is None else f"{nbytes / 2**20:.1f} MiB"
+    return "-" if nbytes is None else format_bytes(nbytes, "MiB")
 
 
 class MemoryReport:

@@ -35,6 +35,9 @@ Each colour has a contrast of at least 3 to 1 to white and to near-black (WCAG 2
 CIELAB (CIE76), for people with normal sight and with protanopia, deuteranopia or tritanopia (Machado et al. 2009, severity 1).
 """
 
+BEYOND = 1.5
+"""A limit above this multiple of all peaks is named without being drawn to scale: the peaks would be too small to compare."""
+
 HATCHES = {
     Kind.OUTPUT: "M0 0L8 8M8 0L0 8",
     Kind.GRADIENT: "M0 4H8",

@@ -24,6 +24,7 @@ import jinja2
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import GIB, KIB, MIB, TIB, exact_size, format_bytes, format_time
 from compile_remat.pages.figures import (
+    BEYOND,
     COLOURS,
     HATCHES,
     PLAIN,
@@ -46,9 +47,6 @@ MOMENTS = 24
 
 MOST_TICKS, HEADROOM = 6, 1.12
 """Ticks of an axis, at most, and its end as a multiple of the highest amount, which leaves space for that amount's label."""
-
-BEYOND = 1.5
-"""A limit above this multiple of all peaks is named without being drawn to scale: the peaks would be too small to compare."""
 
 HEIGHT = 1000
 """Height of a drawing in its own units; it is stretched over its box."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from compile_remat._util.units import GIB, KIB, MIB, format_bytes
 from compile_remat.errors import MissingExtraError
-from compile_remat.pages.figures import COLOURS, BaseStep, FrontierPoint, Kind, PageFigures
+from compile_remat.pages.figures import BEYOND, COLOURS, BaseStep, FrontierPoint, Kind, PageFigures
 
 
 def step_plot(figures: PageFigures) -> Any:
@@ -25,7 +25,7 @@ def step_plot(figures: PageFigures) -> Any:
     if step.other is not None:
         axes.stairs([n / scale for n in other], edges, color="black", linewidth=1, label=step.other.label)
     for name, nbytes in figures.limits.items():
-        if nbytes <= 1.5 * most:
+        if nbytes <= BEYOND * most:
             style = {"linestyle": "--" if name == "budget" else ":", "color": "black", "linewidth": 1}
             axes.axhline(nbytes / scale, label=f"{name} {format_bytes(nbytes)}", **style)
     axes.axvline(step.num_forward, color="black", linewidth=0.5, alpha=0.5)

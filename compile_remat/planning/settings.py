@@ -147,7 +147,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         memory = free_memory.read(place, config.capacity)
         LOG.info("%s", free_memory.describe(memory, int(budget.value or 0), gradient_bytes))
     elif gradient_bytes and budget.kind != "bytes":
-        LOG.info("%s", f"budget {budget}{free_memory.on_top(gradient_bytes)}")
+        LOG.info("budget %s%s", budget, free_memory.on_top(gradient_bytes))
     settings = Settings(
         budget,
         device,

@@ -1,6 +1,8 @@
 """Files that other processes read while they are written."""
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -49,3 +51,9 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path: Path) -> None:
     write_atomically(pipe, "text")
     reader.join(timeout=30)
     assert found == ["text"] and pipe.is_fifo()
+
+
+def test_standard_output_is_written_into() -> None:
+    program = "from pathlib import Path; from compile_remat._util.atomic_write import write_atomically as write; "
+    command = [sys.executable, "-c", program + "write(Path('/dev/stdout'), 'text')"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"text"

@@ -22,11 +22,11 @@ def compiled_name(graph: fx.Graph) -> str:
     A function that calls several modules, or none, has its own name; without a frame of Dynamo's on the stack the compile id of
     torch's logs stands in for it, ``graph 0/0``, and outside of any compilation the name is empty.
     """
-    called = _outermost_modules(graph)
     code, arguments = _frame_being_compiled()
     for name in ("self", WRAPPED):
         if isinstance(arguments.get(name), nn.Module):
             return type(arguments[name]).__name__
+    called = _outermost_modules(graph)
     if len(called) == 1:
         return next(iter(called.values()))
     if code is not None:
