@@ -50,6 +50,7 @@ class Report(Viewable):
         from_cache: True if torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
         plain: Plain torch.compile's plan option for this graph; None if it was not needed (no fraction, no peers).
         offers: The menu of plan options of this graph, if it shares its budget with other graphs of the step.
+        left_bytes: Bytes of the step's budget that other graphs left to this graph's peak when it was planned; None if unknown.
         observed_peak_bytes: The region peak of the graphs as Inductor lowered them, before it emitted code; None if they were not
             read.
         rounds: Number of plans that were lowered for this graph, this one included.
@@ -98,6 +99,7 @@ class Report(Viewable):
     rounds: int = 1
     scheduled_peak_bytes: int | None = None
     offers: tuple[PlanOption, ...] = ()
+    left_bytes: int | None = None
     reserved_peak_bytes: int | None = None
     required_peak_bytes: int | None = None
     measured_peak_bytes: int | None = None

@@ -106,10 +106,10 @@ def with_scheduled_range(reports: Sequence[Report], emissions: Emissions) -> lis
 def bytes_to_plan_for(reports: Sequence[Report], settings: Settings, request: Request) -> int | None:
     """The target at which the code should stay inside the budget; None if the code already does, or no plan could be lower.
 
-    None also for a replayed plan, which the user wants, and for a fallback.
+    None also for a replayed plan, which the user wants, for a fallback, and for a graph that needs a menu of plans.
     """
     excess_bytes = _excess_bytes(reports, settings)
-    if excess_bytes <= 0 or is_lowest(reports[0]):
+    if excess_bytes <= 0 or is_lowest(reports[0]) or reports[0].offers:
         return None
     plan = reports[0].plan
     assert plan is not None and plan.budget_bytes is not None
@@ -135,13 +135,14 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
             return [replace(report, message=joined(report.message, text)) for report in reports]
         text = f"planned for {format_bytes(target_bytes)}, as Inductor's code for the budget needed more than it"
         return [replace(report, message=joined(report.message, text)) for report in reports]
-    report = reports[0]
-    assert report.budget_bytes is not None
+    report, limit_bytes = reports[0], _limit_bytes(reports[0])
+    assert limit_bytes is not None
     if is_lowest(report):
         check_floor(report, settings)
-        return [_below_floor(report, settings, report.budget_bytes + excess_bytes)]
-    needed, excess = in_one_unit(report.budget_bytes + excess_bytes, excess_bytes)
-    text = f"Inductor's code needs {needed}, which is {excess} above the budget"
+        return [_below_floor(report, settings, limit_bytes + excess_bytes)]
+    needed, excess = in_one_unit(limit_bytes + excess_bytes, excess_bytes)
+    limit = "the budget" if report.left_bytes is None else "what the step's other graphs leave of the budget"
+    text = f"Inductor's code needs {needed}, which is {excess} above {limit}"
     warn(text)
     return [replace(report, message=joined(report.message, text))]
 
@@ -193,11 +194,15 @@ def _excess_bytes(reports: Sequence[Report], settings: Settings) -> int:
     """
     if len(reports) != 1 or reports[0].plan is None:
         return 0
-    budget_bytes, peak_bytes = reports[0].budget_bytes, reports[0].scheduled_peak_bytes
-    if budget_bytes is None or peak_bytes is None:
+    limit_bytes, peak_bytes = _limit_bytes(reports[0]), reports[0].scheduled_peak_bytes
+    if limit_bytes is None or peak_bytes is None:
         return 0
     required_bytes = reports[0].required_peak_bytes if settings.from_auto else None
-    return max(peak_bytes, required_bytes or 0) - budget_bytes
+    return max(peak_bytes, required_bytes or 0) - limit_bytes
+
+
+def _limit_bytes(report: Report) -> int | None:
+    return report.left_bytes if report.budget_bytes is None else report.budget_bytes
 
 
 def is_too_large(report: Report, settings: Settings) -> bool:

@@ -172,15 +172,16 @@ class Rounds:
 
     def _judge_large(self, report: Report, run: RegionRun) -> None:
         """Plan again after a plan that is too large: first on the observed facts, in the end for fewer bytes."""
-        settings, request = self.partitioner.settings, self.partitioner.request
+        settings, request, before = self.partitioner.settings, self.partitioner.request, self.partitioner
         if is_lowest(report) and isinstance(request, Fit | FitBelow):
             self._is_for_lowest = True
             self._judge_lowest(report, run)
             return
-        if len(self.seen) < FACTUAL and isinstance(request, Fit) and self._assume(report, run):
+        if len(self.seen) < FACTUAL and isinstance(request, Fit | SharedOption) and self._assume(report, run):
             raise PlanRefused
         tightened_bytes = bytes_to_plan_for([report], settings, request)
         if tightened_bytes is None or self._num_tightened == TIGHTENED:
+            self.partitioner = before
             return
         self._assume(report, run)
         self._num_tightened += 1

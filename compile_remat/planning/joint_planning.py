@@ -136,6 +136,7 @@ def _report(prepared: PreparedGraph, chosen: ChosenPlan) -> Report:
         num_early=len(early_bytes),
         early_bytes=sum(early_bytes),
         offers=chosen.offers,
+        left_bytes=chosen.left_bytes,
         plain=prepared.plain,
         estimated_ops=prepared.problem.estimated,
         **snapshots_of(prepared.problem, plan),

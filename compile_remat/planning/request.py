@@ -19,12 +19,14 @@ class ChosenPlan:
         floor_bytes: The lowest reachable peak; None if it was not computed.
         message: Deviations from the budget or the tags, in words; empty if there are none.
         offers: The menu of plan options of this graph, for a later joint allocation.
+        left_bytes: Bytes of the step's budget that the other calls leave to this graph's peak; None if they are not known yet.
     """
 
     plan: Plan
     floor_bytes: int | None = None
     message: str = ""
     offers: tuple[PlanOption, ...] = ()
+    left_bytes: int | None = None
 
 
 @dataclass(frozen=True)

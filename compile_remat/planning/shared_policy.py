@@ -42,6 +42,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         step_bytes = request.others_plain_bytes + step_peak_bytes(calls, [plain])
         effective = replace(effective, plain_bytes=max(effective.plain_bytes, step_bytes))
     limit_bytes = bytes_of(effective)
+    known_bytes = None if is_fraction and request.is_open else limit_bytes  # a fraction grows with the graphs to come
     most_bytes = 0 if request.calls else _most_bytes(planner, plain)
     found: list[tuple[int, ChosenPlan]] = []
     for planned, lapsed in planners(planner):
@@ -55,7 +56,8 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
             best = _first_option(menu, most_bytes, left_bytes, request, planner.options.same_peak)
         plan = keyed(planned.plan_of(planned.mask_of(best.saved), None), planner)
         peak_bytes = request.others_bytes + step_peak_bytes(calls, [best])
-        found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))
+        own_limit_bytes = _left_bytes(known_bytes, peak_bytes, plan.peak_bytes)
+        found.append((peak_bytes, ChosenPlan(plan, None, lapsed_text(lapsed), menu, own_limit_bytes)))
         if limit_bytes is None or peak_bytes <= limit_bytes:
             return found[-1][1]
     peak_bytes, choice = min(found, key=lambda f: f[0])
@@ -74,6 +76,13 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     text = joined(text, checkpoints_text(effective, planner.problem))
     warn(text)
     return replace(choice, message=joined(choice.message, text))
+
+
+def _left_bytes(limit_bytes: int | None, step_bytes: int, own_bytes: int) -> int | None:
+    """Returns what a step leaves to a graph of `own_bytes`; None without a limit, and for a step that exceeds it."""
+    if limit_bytes is None or step_bytes > limit_bytes:
+        return None
+    return limit_bytes - (step_bytes - own_bytes)
 
 
 def excess_text(

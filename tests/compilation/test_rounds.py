@@ -18,7 +18,7 @@ from compile_remat.compilation.rounds import FACTUAL, LOWERED_FOR_LOWEST, TIGHTE
 from compile_remat.cost_models import load_device
 from compile_remat.errors import BudgetError, SharedBudgetError, TagConflictError
 from compile_remat.partitioning.partitioner import RematPartitioner
-from compile_remat.passes import GraphFacts, KernelFacts, Plan, Status
+from compile_remat.passes import GraphFacts, KernelFacts, Plan, PlanOption, Status
 from compile_remat.passes.pictures.plan_pictures import PlanPictures
 from compile_remat.passes.problem.facts import NOTHING_ASSUMED
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Problem, Step, Value
@@ -208,12 +208,25 @@ def test_graphs_of_several_plans_are_taken() -> None:
     assert not rounds.seen and rounds.concluded(report) == report
 
 
-def test_a_plan_for_a_shared_budget_is_planned_for_fewer_bytes() -> None:
-    rounds = rounds_for(BYTES, SharedOption(calls=2))
-    assert not is_taken(rounds, planned(rounds, 990, 300), run_of(1100))
-    assert rounds.partitioner.request == FitBelow(890 * MIB)
-    lowest = rounds_for(BYTES, SharedOption(calls=2))
-    assert is_taken(lowest, planned(lowest, 300, 300), run_of(1100)), "its peers decide whether that is too much"
+def test_a_plan_beside_other_graphs_is_planned_again_on_facts_and_keeps_its_menu() -> None:
+    """The limit is what the other graphs leave of the budget; a plan for fewer bytes would have no menu for the next step."""
+    rounds = rounds_for(BYTES, SharedOption(others_bytes=500 * MIB))
+
+    def report(left_mib: int) -> Report:
+        found = planned(rounds, 450)
+        offers = (PlanOption(("mm",), 100 * MIB, 450 * MIB, 450 * MIB, 0),)
+        assert found.plan is not None
+        alone = replace(found.plan, budget_bytes=None)
+        return replace(found, plan=alone, budget_bytes=None, offers=offers, left_bytes=left_mib * MIB)
+
+    first = rounds.partitioner
+    assert not is_taken(rounds, report(500), run_of(510))
+    assert rounds.partitioner.request == first.request and rounds.partitioner.assumed != first.assumed
+    second = rounds.partitioner
+    assert is_taken(rounds, report(500), run_of(510)), "its graphs say nothing new"
+    assert rounds.partitioner == second and rounds.concluded(report(500)).rounds == 2
+    roomy = rounds_for(BYTES, first.request)
+    assert is_taken(roomy, report(510), run_of(510))
 
 
 # -- the lowest -------------------------------------------------------------------------------------------------------

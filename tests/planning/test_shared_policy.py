@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from compile_remat.budget import MemoryBudget
-from compile_remat.passes import PlanOption
+from compile_remat.passes import Planner, PlanOption, plain_option
 from compile_remat.planning.budget_source import EffectiveBudget
 from compile_remat.planning.joint_allocation import RegionCall
 from compile_remat.planning.request import SharedOption
-from compile_remat.planning.shared_policy import _first_option, _first_option_of_fraction
+from compile_remat.planning.shared_policy import _first_option, _first_option_of_fraction, choose_shared
 from compile_remat.runtime.shared_budget import SharedBudget
+from tests.compilation.test_rounds import GRAPH, MIB
 
 SIZES = (  # KiB at the peak and held, and time in us, of three blocks of `benchmarks.first_step`'s gpt
     (25168, 24656, 0),
@@ -85,3 +86,24 @@ def test_a_plan_that_saves_more_than_a_share_of_the_step_takes_over() -> None:
     assert first == [MENU[5], MENU[5]]  # 5.38 ms more than the fastest; with options 3 and 7 it would be 4.84
     assert chosen(budget, first, STEP_NS // 2) == [MENU[3], MENU[7]]
     assert chosen(budget, [MENU[9], MENU[9]]) == [MENU[3], MENU[7]]
+
+
+@pytest.mark.parametrize(
+    ("given", "request_now", "left_mib"),
+    [
+        ("1000MiB", SharedOption(), 1000),
+        ("1000MiB", SharedOption(others_bytes=200 * MIB), 800),
+        ("1000MiB", SharedOption(calls=3), 600),
+        ("0.9", SharedOption(), None),
+        ("0.9", SharedOption(others_bytes=200 * MIB, others_plain_bytes=600 * MIB), 610),
+        ("min", SharedOption(), None),
+    ],
+    ids=["alone", "beside others", "three calls", "a fraction of what is to come", "a fraction at the end", "min"],
+)
+def test_the_plan_knows_what_the_others_leave(given: str, request_now: SharedOption, left_mib: int | None) -> None:
+    """Three calls: two others hold 200 MiB each while one runs; plain peaks at 300 MiB beside the 600 of the others."""
+    plain = plain_option(GRAPH)
+    effective = EffectiveBudget(MemoryBudget.parse(given), plain_bytes=plain.peak_bytes)
+    found = choose_shared(Planner(GRAPH), request_now, effective, plain)
+    assert found.offers
+    assert found.left_bytes == (None if left_mib is None else left_mib * MIB), (plain, found)
