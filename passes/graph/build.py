@@ -1,7 +1,7 @@
 """Joint graph -> `Problem`: sizes, readers, kernels, prices and pins of every node.
 
 Nodes are read into drafts, in the graph's order, with all fields that are the same under every plan (`read_own`): is_drawn,
-concatenates and own_expression among them.  Then the passes below run over all drafts.  Each pass reads the node
+concatenates, becomes_addmm and own_expression among them.  Then the passes below run over all drafts.  Each pass reads the node
 itself and the fields in the second column, and writes the fields in the third column:
 
 | pass | reads | writes |
@@ -11,7 +11,7 @@ itself and the fields in the second column, and writes the fields in the third c
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
-| `drop_fused_buffers` | kernel, depth, is_output, is_materialised | is_materialised |
+| `drop_fused_buffers` | kernel, depth, becomes_addmm, is_output, is_materialised | is_materialised |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts, is_materialised |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |

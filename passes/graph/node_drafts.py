@@ -49,6 +49,7 @@ class Draft:
         expression: The fused expression that readers in the forward inline.
         backward_expression: The fused expression that readers in the backward inline; a value has fewer readers there.
         concatenates: True for a concatenation with a buffer into which its sources are written.
+        becomes_addmm: True for an addition that Inductor replaces, with the product that it reads, by one unfused kernel.
         is_always_written: True if the node has a buffer whatever its expression, because of its readers or as an ``addmm``.
         is_loaded_again: True if an unfused kernel of the backward reads the node.
         is_materialised: True if the node has a buffer although it is pointwise and no output.
@@ -87,6 +88,7 @@ class Draft:
     backward_expression: Expression = Expression()
     is_drawn: bool = False
     concatenates: bool = False
+    becomes_addmm: bool = False
     is_always_written: bool = False
     is_loaded_again: bool = False
     is_materialised: bool = False

@@ -47,10 +47,10 @@ def read_own(graph: DraftGraph) -> None:
         rules, name, users = graph.rules_of(draft.node), op_name(draft), draft.node.users
         draft.is_drawn = name in rules.drawn_ops
         draft.concatenates = name == "cat" and (rules.always_concatenates or _has_places(draft, graph, rules))
-        becomes_addmm = draft.node in addmms and not (draft.is_drawn or draft.concatenates)
+        draft.becomes_addmm = draft.node in addmms and not (draft.is_drawn or draft.concatenates)
         is_added = any(u in addmms for u in users)  # an operand of `addmm` is a buffer, like that of any product
         draft.is_always_written = (
-            becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in users)
+            draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in users)
         )
         readers = [graph.by_node[u] for u in users if u in graph.by_node]
         draft.is_loaded_again = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
@@ -157,12 +157,13 @@ def drop_fused_buffers(graph: DraftGraph) -> None:
     places: dict[Draft, set[int]] = {draft: set() for draft in graph.by_node.values()}
     for draft in reversed(places):
         found = places[draft]
+        is_unfused = draft.kernel == EXTERN or draft.becomes_addmm
         is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
         inside = found if is_in_registers and found and UNFUSED not in found else {draft.depth}
         for source in draft.sources:
-            places[source] |= {UNFUSED} if draft.kernel == EXTERN else inside
+            places[source] |= {UNFUSED} if is_unfused else inside
     for draft, found in places.items():
-        if draft.is_materialised and found == {draft.depth}:
+        if draft.is_materialised and not draft.becomes_addmm and found == {draft.depth}:
             draft.is_materialised = False
 
 
