@@ -7,10 +7,11 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from compile_remat._util.user_warnings import printed_warnings
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     standard output or standard error is closed from the start (``>&-``), its text is dropped.
     """
     _open_closed_streams()
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    arguments = _joined_to_options(sys.argv[1:] if argv is None else argv)
     name = "compile-remat"
     try:
         try:
@@ -74,6 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _said(error, name)
     except KeyboardInterrupt:
         return _interrupted(name)
+
+
+def _joined_to_options(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with ``--budget -1GiB`` as ``--budget=-1GiB``: argparse takes `-1GiB` for an option of its own."""
+    joined = list[str]()
+    for argument in arguments:
+        if re.match(r"-\.?\d", argument) and joined and re.fullmatch(r"--[a-z-]+", joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _said(error: Exception, name: str) -> int:
@@ -140,6 +152,10 @@ class _Version(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, without the usage, which has one line for each flag."""
+
+    def print_help(self, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        """Print the help; raises OSError if it cannot be written, which argparse's own function hides."""
+        print(self.format_help(), end="", file=file or sys.stdout)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""

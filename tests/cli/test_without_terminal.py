@@ -86,6 +86,15 @@ def test_closed_and_full_outputs_end_it_quietly(redirected: str, status: int, sa
     assert bool(done.stdout) == (redirected == "2>&-")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["", "plan "])
+def test_help_that_cannot_be_written_is_an_error(command: str, unbuffered: str) -> None:
+    shell = f"{sys.executable} -m compile_remat {command}--help >/dev/full"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    assert (done.returncode, done.stderr) == (2, "compile-remat: cannot write: No space left on device\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -97,6 +106,8 @@ def test_closed_and_full_outputs_end_it_quietly(redirected: str, status: int, sa
         (["unet", *ON, "--batch", "0"], "batch = 0: must be at least 1."),
         (["unet", *ON, "--seq", "-3"], "seq = -3: must be at least 1."),
         (["unet", *ON, "--budget=-5GiB"], "'-5GiB' is negative"),
+        (["unet", *ON, "--budget", "-5GiB"], "'-5GiB' is negative"),
+        (["unet", *ON, "--reserve", "-5%"], "'-5%'"),
         (
             ["unet", *ON, "--html", "/no/such/p\u00e4ge.html"],
             "p\u00e4ge.html cannot be written (there is no folder /no/such)",
