@@ -1,8 +1,16 @@
-"""Shows log messages in a program that has not configured Python's logging, which by default shows none below `warning`."""
+"""Shows log messages in a program that has not configured Python's logging, which by default shows none below `warning`.
+
+The command hides those of torch.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 LOG = logging.getLogger("compile_remat")
 
@@ -28,3 +36,23 @@ def show_from(level: str) -> None:
         handler = _OnStderr()
         handler.setFormatter(logging.Formatter("compile_remat: %(message)s"))
         LOG.addHandler(handler)
+
+
+@contextmanager
+def torch_is_quiet() -> Iterator[None]:
+    """Show neither torch's log messages nor warnings that point into torch; ``TORCH_LOGS`` or ``-W`` show them as ever.
+
+    Torch must have been imported: the import sets the level of its logger.  Levels that the user's module sets for parts of torch
+    hold.
+    """
+    log = logging.getLogger("torch")
+    before = log.level
+    with warnings.catch_warnings():
+        if not os.environ.get("TORCH_LOGS"):
+            log.setLevel(logging.CRITICAL)
+        if not sys.warnoptions:
+            warnings.filterwarnings("ignore", module=r"torch(\.|$)")
+        try:
+            yield
+        finally:
+            log.setLevel(before)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.log_output import torch_is_quiet
 from compile_remat._util.progress import Display, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
@@ -108,11 +109,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     """Print the memory and the time of training; returns status 1 if it does not fit the device."""
     check_mesh_arguments(arguments)
     fields = _checked(arguments)
-    with (
-        collector_paused(),
-        _saying_what_is_done() as advance,
-        _worker(arguments) as worker,
-    ):  # entered before the imports below, so that they cover the import of torch
+    with collector_paused(), _worker(arguments) as worker, _saying_what_is_done() as advance:
         from compile_remat.forecast.forecasting import forecast
 
         builder, target = _asked(arguments, fields)
@@ -216,10 +213,13 @@ def run_pareto(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _saying_what_is_done() -> Iterator[Display]:
-    """Show progress on stderr, from before the imports on, since the import of torch takes seconds."""
+    """Show progress on stderr, from before the import of torch on, which takes seconds, and nothing that torch says there."""
     with progress_bar("loading torch", None, seconds_between=0) as advance:
         advance()
-        yield advance
+        import torch  # noqa: F401
+
+        with torch_is_quiet():
+            yield advance
 
 
 def _write_files(found: Forecast, arguments: argparse.Namespace) -> None:

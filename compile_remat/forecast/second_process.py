@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.log_output import torch_is_quiet
 from compile_remat.errors import RematError
 
 Receive = Callable[[], Any]
@@ -138,8 +139,9 @@ def _work(end: Connection, imports: str) -> None:
             importlib.import_module(imports)
         surroundings, call = sent.get()
         surroundings.take_up()
-        function, args = pickle.loads(call)
-        found, raised = function(sent.get, *args), None
+        with torch_is_quiet():
+            function, args = pickle.loads(call)
+            found, raised = function(sent.get, *args), None
     except RematError as error:
         found, raised = None, error
     except Exception as error:  # the first process may lack the module of its class, and could not unpickle it

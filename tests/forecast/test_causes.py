@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,6 +85,19 @@ def test_a_model_that_fails_names_its_cause_and_its_line(name: str, folder: Path
     with pytest.raises(RematError, match=re.escape(CASES[name].format(file="models_that_fail.py"))) as caught:
         trace(Builder(f"models_that_fail:{name}"), load_device("cpu"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["wrong_shape", "item"])
+def test_the_command_says_the_cause_and_nothing_of_torchs_log(name: str, folder: Path) -> None:
+    given = [sys.executable, "-m", "compile_remat", "plan", f"models_that_fail:{name}", "--device", "l4"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment.pop("TORCH_LOGS", None)
+    done = subprocess.run(given, capture_output=True, text=True, cwd=folder, env=environment, timeout=300)
+    assert done.returncode == 2 and done.stdout == ""
+    loading, tracing, cause = done.stderr.splitlines()
+    assert (loading, tracing) == ("loading torch", f"tracing models_that_fail:{name}")
+    assert CASES[name].format(file="models_that_fail.py") in cause
 
 
 @pytest.mark.parametrize(
