@@ -138,6 +138,11 @@ def convolution(batch: int = 2) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*parts), torch.zeros(batch, 4, 16, 16)
 
 
+def one_number(batch: int = 4) -> tuple[nn.Module, Tensor]:
+    """So small that a device has room for more samples than a product can have."""
+    return nn.Linear(1, 1, bias=False), torch.randn(batch, 1)
+
+
 def depthwise(batch: int = 2) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*(nn.Conv2d(4, 4, 3, groups=4) for _ in range(2))), torch.zeros(batch, 4, 16, 16)
 

@@ -312,7 +312,8 @@ def _max_batch_text(found: Forecast) -> str:
         return f"not known: {largest.why}" if largest is not None else ""
     if largest.plan is None or largest.total_bytes is None:
         return f"none: {largest.why}"
-    return f"{largest.batch} ({format_bytes(largest.total_bytes)}, {largest.plan.extra_share:+.2%})"
+    found_text = f"{largest.batch} ({format_bytes(largest.total_bytes)}, {largest.plan.extra_share:+.2%})"
+    return f"{found_text}: {largest.why}" if largest.why else found_text
 
 
 def _checked(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from compile_remat.passes.memory.plan_timeline import peak_bytes_of
 
 LOG = logging.getLogger("compile_remat")
 
-MAX_BATCHES = 1 << 20
-"""Upper limit of the search."""
+MOST_SAMPLES = (1 << 31) - 1
+"""Upper limit of the search: cuBLAS takes the rows of a product as a 32-bit number."""
+
+STOPPED = f"the search ends at {MOST_SAMPLES:,} samples, the most rows that cuBLAS takes; the device has room for more"
 
 FARTHEST = 8
 """The next guess is at most this multiple of a batch that fits: if gradients dominate the peak, the line is too flat."""
@@ -37,7 +39,7 @@ class MaxBatch:
         batch: 0 if not even one sample fits; None if the batch is not known, for the reason in `why`.
         plan: The plan at that batch.
         total_bytes: Bytes on the device at the peak of that step.
-        why: Reason why there is no batch; empty if there is one.
+        why: Reason why there is no batch, or why the search ended although the device has room for more; else empty.
     """
 
     batch: int | None
@@ -112,7 +114,7 @@ def find_max_batch(
     plan = replace(search.plan(), plain_time_ns=scaling.plain_time_ns_at(search.most))
     at_peak_bytes = max(plan.peak_bytes, beside.at_end_bytes)
     total_bytes = beside.fixed_bytes + scaling.input_bytes_at(search.most) + at_peak_bytes
-    return MaxBatch(search.most, plan, total_bytes)
+    return MaxBatch(search.most, plan, total_bytes, STOPPED if search.most == MOST_SAMPLES else "")
 
 
 class _Search:
@@ -137,6 +139,9 @@ class _Search:
         Args:
             is_quick: True to take a plan of low peak that is found quickly, instead of the lowest.
         """
+        batch = min(batch, MOST_SAMPLES)
+        if self.most == MOST_SAMPLES:
+            return False
         planner = self.planner_at(batch)
         if is_quick:
             saved, again = planner.low(), tuple[str, ...]()
@@ -166,16 +171,18 @@ class _Search:
 
 
 def _most(low: int, excess: Callable[[int], int]) -> int:
-    """Returns the largest batch whose excess is at most 0; the excess of `low` must be.
+    """Returns the largest batch, of `MOST_SAMPLES` at most, whose excess is at most 0; the excess of `low` must be.
 
     A plan's peak is the maximum of many sums that are affine in the batch.  So the zero is guessed by a line through two points,
     which is exact from some batch on; every third guess bisects the interval instead.
     """
-    guess, below, turn = low + 1, excess(low), 0
-    while guess <= MAX_BATCHES and (found := excess(guess)) <= 0:
+    guess, below, turn = min(low + 1, MOST_SAMPLES), excess(low), 0
+    while (found := excess(guess)) <= 0:
+        if guess == MOST_SAMPLES:
+            return guess
         rise, (low, below) = (found - below) / (guess - low), (guess, found)
-        guess = min(FARTHEST * low, low + int(-below / rise) + 1) if rise > 0 else 2 * low
-    high, beyond = guess, found if guess <= MAX_BATCHES else 0
+        guess = min(MOST_SAMPLES, FARTHEST * low, low + int(-below / rise) + 1 if rise > 0 else 2 * low)
+    high, beyond = guess, found
     while high - low > 1:
         turn += 1
         middle = (low + high) // 2

@@ -264,6 +264,15 @@ def test_the_plan_and_its_page_are_there_before_the_largest_batch(
     assert "largest batch" not in before and "largest batch" in capsys.readouterr().out
 
 
+def test_the_largest_batch_of_a_tiny_model_says_why_it_is_the_last(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "the search ends at 2,147,483,647 samples, the most rows that cuBLAS takes; the device has room for more"
+    given = ["plan", "tests.planned_models:one_number", "--device", "b200", "--estimate"]
+    assert cli.main(given) == 0
+    assert f"largest batch  2147483647 (16.0 GiB, +0.00%): {said}\n" in capsys.readouterr().out
+    assert cli.main([*given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["largest_batch"]["why"] == said
+
+
 def test_a_full_disk_does_not_cost_the_plan(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.device_choice import compare_devices
 from compile_remat.forecast.fake_trace import trace
 from compile_remat.forecast.forecasting import Forecast, forecast
-from compile_remat.forecast.max_batch import MaxBatch, _most
+from compile_remat.forecast.max_batch import MOST_SAMPLES, MaxBatch, _most
 from compile_remat.forecast.target_step import Target, ready_on, step_of
 from compile_remat.passes import Plan, Planner, timeline
 from tests import planned_models
@@ -157,6 +157,12 @@ def test_a_straight_line_is_found_in_a_few_steps() -> None:
     asked: list[int] = []
     assert _most(1, lambda b: asked.append(b) or 7 * b - 6000) == 857  # type: ignore[func-returns-value]
     assert len(asked) <= 7
+
+
+@pytest.mark.parametrize("excess", [lambda b: -1, lambda b: b - 10**12, lambda b: b - MOST_SAMPLES])
+def test_the_search_ends_at_the_most_samples(excess: Callable[[int], int]) -> None:
+    assert _most(1, excess) == _most(1000, excess) == _most(MOST_SAMPLES, excess) == MOST_SAMPLES
+    assert _most(1, lambda b: b - MOST_SAMPLES + 1) == MOST_SAMPLES - 1
 
 
 def test_nothing_fits_where_the_state_alone_is_too_large() -> None:
