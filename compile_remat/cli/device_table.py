@@ -31,6 +31,15 @@ _COLUMNS = (
 _TOKENS = ("tokens/s", 8)
 """Names of columns, and the width of each: rows are printed before the others are known, and all fit 80 columns."""
 
+_FOR_ONE = {
+    "compare": "its table has a row for each baseline",
+    "html": "a page shows one plan",
+    "chrome_trace": "a file holds one predicted step",
+    "memory_snapshot": "a file holds one predicted step",
+    "slices": "the largest batch of each device is sought with whole rows",
+}
+"""Options that several devices do not have, with the reason."""
+
 
 def devices_of(arguments: argparse.Namespace) -> list[str]:
     """Returns the names of `--devices`; imports no torch.
@@ -38,14 +47,11 @@ def devices_of(arguments: argparse.Namespace) -> list[str]:
     Raises:
         ConfigError: A device is named twice, or an option does not apply to several devices.
     """
-    from compile_remat.budget import MemoryBudget
     from compile_remat.cost_models import device_names
 
-    for name in ("compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch", "slices"):
+    for name, reason in _FOR_ONE.items():
         if getattr(arguments, name):
-            raise ConfigError(f"--{name.replace('_', '-')} is for one --device.")
-    if MemoryBudget.parse(arguments.budget).kind != "auto":
-        raise ConfigError("--budget is for one --device: with --devices each has what it has left.")
+            raise ConfigError(f"--{name.replace('_', '-')} is for one --device: {reason}.")
     named = [name.strip() for name in arguments.devices.split(",") if name.strip()]
     names = [name for name in device_names() if name != "cpu"] if named == ["all"] else named
     if not names or len(set(names)) < len(names):
@@ -68,7 +74,8 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
     if not arguments.json:
         sizes = ", ".join(f"{name} {size}" for name, size in builder.sizes().items())
         with display.hidden():
-            print(f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}")
+            budget = "" if target.budget.kind == "auto" else f", budget {target.budget}"
+            print(f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}{budget}")
             print(
                 _line(columns, [name for name, _ in columns]),
                 _line(columns, ["-" * width for _, width in columns]),
@@ -76,7 +83,8 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
                 flush=True,
             )
     targets = [replace(target, device=name) for name in names]
-    rows = compare_devices(builder, targets, display, (lambda row: None) if arguments.json else show)
+    known = (lambda row: None) if arguments.json else show
+    rows = compare_devices(builder, targets, display, known, with_max_batch=not arguments.no_largest_batch)
     with display.hidden():
         if arguments.json:
             print(json.dumps([row.to_json_data() for row in rows], indent=1))
@@ -89,7 +97,8 @@ def _print_notes(rows: Sequence[DeviceRow]) -> None:
     from compile_remat.forecast.device_choice import BY_RULES
     from compile_remat.forecast.lowering.observing import facts_text
 
-    print("the second line of a device is its largest batch that fits")
+    if any(row.largest is not None for row in rows):
+        print("the second line of a device is its largest batch that fits")
     print(f"needs: bytes at the step's peak; {facts_text(BY_RULES)}")
     print("step: the cost model's estimate of forward and backward, without the optimizer's step")
     print(f"extra: time beyond the step of {rows[0].plan.base.name}")

@@ -30,7 +30,8 @@ class DeviceRow:
         limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None if the capacity is not known.
         total_bytes: Bytes on the device at the step's peak, at the requested batch.
         plan: The plan for that batch.
-        largest: The largest batch that fits; None if the capacity is not known, or if the builder takes no batch.
+        largest: The largest batch that fits; None if it was not looked for, if the capacity is not known, or if the builder takes
+            no batch.
         seq: Tokens of a sequence; None if the builder has no sequences.
     """
 
@@ -68,6 +69,7 @@ class DeviceRow:
             "limit_bytes": self.limit_bytes,
             "total_bytes": self.total_bytes,
             "fits": self.fits,
+            "peak_bytes": self.plan.peak_bytes,
             "step_time_ns": self.plan.time_ns,
             "extra_share": self.plan.extra_share,
             "largest_batch": None if largest is None else largest.batch,
@@ -88,14 +90,18 @@ def compare_devices(
     targets: Sequence[Target],
     advance: Advance = lambda text="", count=1: None,
     known: Callable[[DeviceRow], object] = lambda row: None,
+    *,
+    with_max_batch: bool = True,
 ) -> list[DeviceRow]:
     """Plan one model for several devices.  Devices that run the same kernels share a trace.
 
     Args:
         advance: Called with a text at the start of each part of the work.
         known: Called with each row when it is there.
+        with_max_batch: False to leave out the largest batches, each of which needs a second trace.
 
     Raises:
+        BudgetError: The budget was given in bytes, and no plan fits it.
         RematError: A setting is invalid, or the model cannot be traced.
     """
     traces: dict[tuple[object, int | None], Traced] = {}
@@ -117,7 +123,7 @@ def compare_devices(
             f"planning for {target.device}, {len(rows) + 1} of {len(targets)}"
             + about(each_s * (len(targets) - len(rows)))
         )
-        rows.append(_row(builder, target, traced_at))
+        rows.append(_row(builder, target, traced_at, with_max_batch=with_max_batch))
         known(rows[-1])
     return rows
 
@@ -126,6 +132,8 @@ def _row(
     builder: Builder,
     target: Target,
     traced_at: Callable[[int | None, Target], Traced],
+    *,
+    with_max_batch: bool,
 ) -> DeviceRow:
     def step_at(b: int | None) -> TracedStep:
         return step_on(traced_at(b, target), target)
@@ -139,8 +147,8 @@ def _row(
     own = ready_on(traced, target)
     step, planner = own.step, own.planner
     plan = estimated_plan(traced, target, effective).plan
-    largest = nothing_fits(beside, limit_bytes)
-    if largest is None and batch is not None and limit_bytes is not None:
+    largest = nothing_fits(beside, limit_bytes) if with_max_batch else None
+    if with_max_batch and largest is None and batch is not None and limit_bytes is not None:
         largest = found_or_why(
             lambda: find_max_batch(batch, (step, step_at(2 * batch)), step_at, planner.on, beside, limit_bytes)
         )

@@ -17,16 +17,16 @@ def test_one_line_for_each_device(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr()
     lines = [line.split() for line in text.out.splitlines()]
     assert [line[0] for line in lines if line and line[0] in ("h100-sxm", "t4")] == ["h100-sxm", "t4"]
-    assert "the optimizer's step is not in them" in text.out and "planning for t4" in text.err
+    assert "without the optimizer's step" in text.out and "planning for t4" in text.err
 
 
 def test_a_row_is_printed_when_it_is_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen = list[str]()
     planned = device_choice._row
 
-    def row(*given: object) -> device_choice.DeviceRow:
+    def row(*given: object, **options: object) -> device_choice.DeviceRow:
         seen.append(capsys.readouterr().out)
-        return planned(*given)  # type: ignore[arg-type]
+        return planned(*given, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(device_choice, "_row", row)
     assert cli.main(["plan", MODEL, "--devices", "h100-sxm,t4"]) == 0
@@ -50,12 +50,31 @@ def test_the_status_says_that_no_device_is_large_enough() -> None:
     assert cli.main(["plan", MODEL, "--devices", "t4", "--optimizer", "40GiB"]) == 1
 
 
+def test_each_device_has_the_plan_within_the_budget_and_no_second_line(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", MODEL, "--devices", "h100-sxm,t4", "--no-largest-batch"]
+    assert cli.main([*given, "--budget", "min"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].endswith("optimizer adamw, budget min") and "at batch 4" not in err
+    assert "second line" not in out and [line.split()[0] for line in out.splitlines()[3:5]] == ["h100-sxm", "t4"]
+    peaks = {}
+    for budget in ("min", "max", "0.8"):
+        assert cli.main([*given, "--budget", budget, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["largest_batch"] for row in rows] == [None, None]
+        peaks[budget] = [row["peak_bytes"] for row in rows]
+    for low, middle, high in zip(peaks["min"], peaks["0.8"], peaks["max"], strict=True):
+        assert low <= middle <= 0.8 * high
+    assert cli.main([*given, "--budget", "1MiB", "--batch", "4096"]) == 2
+    assert "no plan fits memory_budget = 1MiB" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
         (["--devices", "t4,t4"], "name each device once"),
-        (["--devices", "t4", "--budget", "0.5"], "--budget is for one --device"),
-        (["--devices", "t4", "--compare"], "--compare is for one --device"),
+        (["--devices", "t4", "--compare"], "--compare is for one --device: its table has a row for each baseline"),
+        (["--devices", "t4", "--html", "page.html"], "--html is for one --device: a page shows one plan"),
+        (["--devices", "t4", "--budget", "1MiBB"], "'1MiBB'"),
         (["--devices", "t4,h101"], "no such device"),
     ],
 )

@@ -32,6 +32,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "limit_bytes": int | None,
         "total_bytes": int,
         "fits": bool | None,
+        "peak_bytes": int,
         "step_time_ns": int,
         "extra_share": float,
         "largest_batch": int | None,

@@ -35,11 +35,12 @@ def test_each_row_is_the_forecast_for_that_device_and_devices_of_a_kind_share_tr
     targets = [Target(name, estimate=True) for name in ("h100-sxm", "a100-80gb", "t4")]
     rows = compare_devices(builder, targets, advance)
     assert traced == [(2, "h100-sxm"), (4, "h100-sxm"), (2, "t4"), (4, "t4")]
-    assert [line for line in lines if line.startswith("planning")] == [f"planning for {t.device}" for t in targets]
+    said = [line.partition(" (about")[0] for line in lines if line.startswith("planning")]
+    assert said == [f"planning for {t.device}, {k} of 3" for k, t in enumerate(targets, 1)]
     for row, target in zip(rows, targets, strict=True):
         alone = forecast(builder, target)
         assert (row.device, row.limit_bytes, row.total_bytes) == (alone.device, alone.limit_bytes, alone.total_bytes)
-        assert row.plan.saved == alone.plan.saved and row.largest == alone.largest and row.fits is True
+        assert row.plan.saved == alone.plan.saved and row.largest == alone.largest_batch and row.fits is True
         assert row.largest is not None and row.largest.plan is not None and row.largest.batch
         assert row.samples_per_s == row.largest.batch * 1e9 / row.largest.plan.time_ns
         assert row.seq is None and row.tokens_per_s is None
