@@ -131,7 +131,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
 
     Runs one forward in eager mode on `inputs`.  If the device is here, Inductor lowers plans and their peaks are read, as in
     training, but no code is emitted.  If no plan fits the budget, training would raise a `BudgetError`; the report is then that of
-    the lowest plan, INFEASIBLE under the budget, and its message says so.
+    the lowest plan, OVER_BUDGET under the budget, and its message says so.
 
     Raises:
         RematError: A setting is invalid, or the call has no graph that needs a gradient.
@@ -151,7 +151,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     except BudgetError as error:
         lowest = _first(look(model, inputs, observes=True, **{**settings, "memory_budget": "min"})).report
         text = f"training would raise a BudgetError: {' '.join(str(error).splitlines()[:2])} This report shows the lowest plan"
-        found = lowest.plan and replace(lowest.plan, status=Status.INFEASIBLE, budget_bytes=error.budget_bytes)
+        found = lowest.plan and replace(lowest.plan, status=Status.OVER_BUDGET, budget_bytes=error.budget_bytes)
         message = joined(lowest.message, text)
         return replace(lowest, budget=error.written, budget_bytes=error.budget_bytes, plan=found, message=message)
 

@@ -165,8 +165,8 @@ class Report(Viewable):
 
     @property
     def step_time_ns(self) -> int | None:
-        """Estimated time of forward and backward if nothing is recomputed."""
-        return None if self.plan is None else self.plan.step_time_ns
+        """Estimated time of forward and backward under the plan."""
+        return None if self.plan is None else self.plan.time_ns
 
     @property
     def recompute_time_ns(self) -> int | None:
@@ -388,11 +388,17 @@ def latest(graph_key: str) -> Report | None:
 
 
 def floor_text(floor_bytes: int, plan: Plan | None) -> str:
-    """Returns the lowest peak found as text; if a proven least peak is known, with that peak and the relative gap between them."""
-    least_bytes = 0 if plan is None else plan.least_peak_bytes
-    if not least_bytes:
-        return format_bytes(floor_bytes)
-    gap, unit = floor_bytes / least_bytes - 1, common_unit(floor_bytes, least_bytes)
-    return (
-        f"{format_bytes(floor_bytes, unit)} (no plan needs less than {format_bytes(least_bytes, unit)}, gap {gap:.1%})"
-    )
+    """Returns the text of `floor_parts` as one line."""
+    found, *proven = floor_parts(floor_bytes, plan)
+    return found if not proven else f"{found}, peak bound {proven[0]}"
+
+
+def floor_parts(floor_bytes: int, plan: Plan | None) -> list[str]:
+    """Returns the lowest reachable peak as text and, if it is known, the peak bound with the gap between the two.
+
+    The lowest peak that any plan can have lies between them: a plan was found for the one, and no plan is below the other.
+    """
+    if plan is None or not plan.least_peak_bytes:
+        return [format_bytes(floor_bytes)]
+    unit = common_unit(floor_bytes, plan.least_peak_bytes)
+    return [f"{format_bytes(floor_bytes, unit)} (found)", plan.peak_bound_text(unit, floor_bytes)]

@@ -165,19 +165,19 @@ def test_explain_shows_the_lowest_plan_where_no_plan_fits() -> None:
     assert shown.plan is not None and lowest.plan is not None
     assert (shown.plan.saved, shown.predicted_peak_bytes) == (lowest.plan.saved, lowest.predicted_peak_bytes)
     assert (shown.budget, shown.budget_bytes, shown.plan.budget_bytes) == ("1KiB", 1024, 1024)
-    assert (shown.status, shown.plan.is_feasible, shown.floor_bytes) == ("INFEASIBLE", False, lowest.floor_bytes)
+    assert (shown.status, shown.plan.is_feasible, shown.floor_bytes) == ("OVER_BUDGET", False, lowest.floor_bytes)
     assert (
         "no plan fits memory_budget = 1KiB: " in shown.message
         and "(budget 1,024 bytes, " in shown.message
         and "the lowest plan" in shown.message
     )
     text = str(shown)
-    assert "infeasible: no plan found fits the budget" in text and "feasible: fits" not in text
+    assert "over budget: no plan found fits; this is the lowest one" in text and "feasible: fits" not in text
     assert re.search(r"\n  budget +1\.0 KiB\n", text), "not `none`, nor 0.0 MiB"
     assert lowest.floor_bytes is not None
-    assert f"lowest reachable peak {format_bytes(lowest.floor_bytes)}" in text
+    assert f"lowest reachable peak {format_bytes(lowest.floor_bytes)} (found" in text
     facts = dict(shown.figures().facts)
-    assert facts["memory_budget"] == "1KiB" and facts["status"].startswith("infeasible")
+    assert facts["memory_budget"] == "1KiB" and facts["status"].startswith("over budget")
     with pytest.raises(BudgetError):
         compile_remat.plan(mlp(3), X, memory_budget="1KiB")
 

@@ -21,7 +21,7 @@ PLAN = Plan(
     peak_bytes=7 * MIB,
     forward_peak_bytes=5 * MIB,
     saved_bytes=3 * MIB,
-    step_time_ns=10_000_000,
+    once_time_ns=10_000_000,
     recompute_time_ns=500_000,
     extra_time_ns=400_000,
     bound_time_ns=300_000,
@@ -64,7 +64,8 @@ def test_the_text_is_ascii_and_leaves_out_what_is_not_known() -> None:
 def test_the_lowest_peak_has_a_bound_and_a_gap() -> None:
     assert floor_text(6 * MIB, PLAN) == floor_text(6 * MIB, None) == "6.0 MiB"
     bounded = dataclasses.replace(PLAN, least_peak_bytes=5 * MIB)
-    assert floor_text(6 * MIB, bounded) == "6.0 MiB (no plan needs less than 5.0 MiB, gap 20.0%)"
+    assert floor_text(6 * MIB, bounded) == "6.0 MiB (found), peak bound 5.0 MiB (proven; gap 20.0%)"
+    assert "5.0 MiB (proven; no plan is lower)" in str(bounded)
 
 
 OFFER_FIGURES = {"held_bytes": 3, "forward_peak_bytes": 4, "peak_bytes": 5, "time_ns": 6, "kept_output_bytes": 1}
@@ -153,7 +154,7 @@ No plan
 
 def test_figures_are_the_plans() -> None:
     assert REPORT.predicted_peak_bytes == 7 * MIB
-    assert (REPORT.step_time_ns, REPORT.recompute_time_ns) == (10_000_000, 500_000)
+    assert (REPORT.step_time_ns, REPORT.recompute_time_ns) == (10_500_000, 500_000)
     assert (REPORT.extra_time_ns, REPORT.lower_bound_time_ns) == (400_000, 300_000)
     assert REPORT.gap == pytest.approx(0.01)
     assert (REPORT.status, REPORT.num_saved, REPORT.num_recomputed) == ("FEASIBLE", 2, 1)

@@ -264,7 +264,7 @@ def _reported() -> dict[str, Any]:
     if plan is None:
         return figures
     return figures | {
-        "predicted_step_ns": plan.step_time_ns + plan.extra_time_ns,
+        "predicted_step_ns": plan.once_time_ns + plan.extra_time_ns,
         "recompute_ns": plan.recompute_time_ns,
         "extra_ns": plan.extra_time_ns,
         "bound_ns": plan.bound_time_ns,

@@ -131,7 +131,7 @@ def figures_of(graphs: Sequence[GraphCode]) -> dict[str, Any]:
         "rounds": tuple(graph.reports[-1].rounds if graph.reports else graph.rounds for graph in trained),
         "statuses": tuple("NOT_PLANNED" if each.plan is None else each.plan.status.name for each in reports),
         "extra_ns": sum(plan.extra_time_ns for plan in plans) if plans else None,
-        "step_ns": sum(plan.step_time_ns for plan in plans) if plans else None,
+        "step_ns": sum(plan.once_time_ns for plan in plans) if plans else None,
     }
 
 

@@ -113,7 +113,7 @@ def failures(runs: Sequence[Run]) -> list[str]:
 def row(run: Run) -> dict[str, str]:
     """Returns the cells of a run by the titles of their columns."""
     plan, budget_bytes = (run.report.plan, run.report.budget_bytes) if run.report else (None, None)
-    extra = plan and f"{plan.recompute_time_ns / 1e6:.1f} ms, {plan.recompute_time_ns / (plan.step_time_ns or 1):.1%}"
+    extra = plan and f"{plan.recompute_time_ns / 1e6:.1f} ms, {plan.recompute_time_ns / (plan.once_time_ns or 1):.1%}"
     return {
         "run": run.name,
         "measured MiB": f"{run.peak_bytes / MIB:.1f}",

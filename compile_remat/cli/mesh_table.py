@@ -76,7 +76,7 @@ def print_rank_forecast(found: RankForecast) -> None:
         ("sum", format_bytes(found.total_bytes)),
         ("the step's peak is at", str(found.peak_moment)),
         ("region peak, all graphs", format_bytes(found.peak_bytes)),
-        ("  lowest reachable", format_bytes(found.floor_bytes)),
+        ("  lowest reachable peak", format_bytes(found.floor_bytes)),
         (f"{_wrapper(found)}, at most", format_bytes(found.beside_bytes)),
         ("  gathered parameters, of it", format_bytes(found.gathered_bytes)),
         ("gradients, when the step ends", format_bytes(found.gradient_bytes)),

@@ -244,6 +244,8 @@ def _written(path: str, write: Callable[[str], object]) -> None:
 
 def print_forecast(found: Forecast) -> None:
     """Print the tables of a forecast."""
+    from compile_remat.report import floor_parts
+
     plan, sizes = found.plan, ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     rows = [
         ("parameters", format_bytes(found.parameter_bytes)),
@@ -251,8 +253,7 @@ def print_forecast(found: Forecast) -> None:
         ("inputs", format_bytes(found.input_bytes)),
         ("region peak", format_bytes(found.peak_bytes) + " (estimate)" * (found.facts == "estimated")),
         *_gradient_rows(found),
-        ("  lowest reachable", format_bytes(found.floor_bytes)),
-        *_least_rows(found),
+        *zip(("  lowest reachable peak", "    peak bound"), floor_parts(found.floor_bytes, plan), strict=False),
         *([("rows in slices", plan.slices_text)] if plan.sliced else []),
         ("sum", format_bytes(found.total_bytes)),
         ("the step's peak is in", found.peak_moment),
@@ -271,15 +272,6 @@ def print_forecast(found: Forecast) -> None:
         print(f"note: {found.message}")
         drop_held(found.message)
     print(f"extra time: beyond the step of {plan.base.name}", flush=True)
-
-
-def _least_rows(found: Forecast) -> list[tuple[str, str]]:
-    """Returns the row of the proven bound below every plan's peak, if one is known."""
-    least_bytes = found.plan.least_peak_bytes
-    if not least_bytes:
-        return []
-    gap = found.floor_bytes / least_bytes - 1
-    return [("    no plan needs less than", f"{format_bytes(least_bytes)} (gap {gap:.1%})")]
 
 
 def _gradient_rows(found: Forecast) -> list[tuple[str, str]]:

@@ -135,7 +135,7 @@ class Forecast(Viewable):
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
     @property
-    def planned_time_ns(self) -> int:
+    def step_time_ns(self) -> int:
         """Estimated time of forward and backward under the plan."""
         return self.plan.time_ns
 
@@ -180,7 +180,7 @@ class Forecast(Viewable):
         data["compared"] = [{**asdict(c), "ours": json.loads(c.ours.to_json())} for c in self.compared]
         if self.largest_batch is not None and self.largest_batch.plan is not None:
             data["largest_batch"]["plan"] = json.loads(self.largest_batch.plan.to_json())
-        names = ("total_bytes", "fits", "planned_time_ns", "facts", "peak_bytes")
+        names = ("total_bytes", "fits", "step_time_ns", "facts", "peak_bytes")
         figures = {name: getattr(self, name) for name in names}
         return json.dumps({**data, **figures}, indent=1)
 

@@ -73,8 +73,8 @@ class MemoryReport:
             if known := [value for value in values if value is not None]:
                 found[name] = max(known) / MIB
         plans = [report.plan for report in ran if report.plan is not None]
-        if step_time_ns := sum(plan.step_time_ns for plan in plans):
-            extra_ns = sum(plan.extra_share * plan.step_time_ns for plan in plans)
+        if step_time_ns := sum(plan.once_time_ns for plan in plans):
+            extra_ns = sum(plan.extra_share * plan.once_time_ns for plan in plans)
             found["remat_extra_share"] = extra_ns / step_time_ns
         return found
 

@@ -165,7 +165,7 @@ def gain_of_constant(planner: Planner, plan: Plan, effective: EffectiveBudget, *
     except BudgetError:
         return ""
     is_lower = other.peak_bytes < LOWER * plan.peak_bytes
-    is_faster = plan.extra_time_ns - other.extra_time_ns >= FASTER * plan.step_time_ns
+    is_faster = plan.extra_time_ns - other.extra_time_ns >= FASTER * plan.once_time_ns
     if not (is_lower if effective.budget.kind == "min" or not plan.is_feasible else is_faster):
         return ""
     return (

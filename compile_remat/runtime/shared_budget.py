@@ -285,7 +285,7 @@ class SharedBudget(Hook):
     def _choose(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> tuple[Allocation, int | None]:
         limit_bytes = self._limit_bytes(regions, calls)
         counts = Counter(call.graph for call in calls)
-        step_ns = sum(counts[g] * region.running.plan.step_time_ns for g, region in enumerate(regions))
+        step_ns = sum(counts[g] * region.running.plan.once_time_ns for g, region in enumerate(regions))
         kept_ns = int(KEPT_SHARE * step_ns / len(regions))
         for known_only in (False, True):
             menus = [_corrected_menu(region, known_only=known_only) for region in regions]

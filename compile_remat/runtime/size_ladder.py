@@ -173,7 +173,7 @@ class SizeLadder(Hook):
         if found.report.offers:
             region.forget_plans()
         rungs = [*kept, self._rung(found, target)]
-        self.rungs = sorted(rungs, key=lambda rung: rung.running.plan.extra_time_ns / rung.running.plan.step_time_ns)
+        self.rungs = sorted(rungs, key=lambda rung: rung.running.plan.extra_time_ns / rung.running.plan.once_time_ns)
         region.publish(found.report, replaces=bool(found.report.offers))
         LOG.info("a plan for larger sizes:\n%s", found.report)
         return found

@@ -16,13 +16,16 @@ from compile_remat.passes.problem.problem import SCHEMA
 NARROWED = "narrowed"
 """A former field of plan files: the values that the plan saves in fewer bits.  A file is read only if this field is empty."""
 
+FORMER = {"step_time_ns": "once_time_ns"}
+"""Names of fields in older plan files, with their names now."""
+
 
 class Status(StrEnum):
     """The outcome of planning; a failure is data, not an exception."""
 
     OPTIMAL = "optimal: no plan within the budget is faster"
     FEASIBLE = "feasible: fits the budget; the gap says how much faster another plan could be at most"
-    INFEASIBLE = "infeasible: no plan found fits the budget; this is the one of lowest peak"
+    OVER_BUDGET = "over budget: no plan found fits; this is the lowest one, which runs unless the budget is in bytes"
     REPLAYED = "replayed: read from a plan file"
     FALLBACK = "fallback: torch's own choice, because the planner failed"
 
@@ -57,7 +60,8 @@ class Plan(Viewable):
         input_copy_bytes: Bytes of input copies that the forward also hands to the backward: weights in a convolution's layout.
         largest: The largest tensors live at the peak.
         output_bytes: Bytes of the outputs.
-        step_time_ns: Estimated time of forward and backward if nothing is recomputed and nothing is written only to be saved.
+        once_time_ns: Estimated time of forward and backward with each kernel run once: nothing is recomputed, and nothing is
+            written only to be saved.
         recompute_time_ns: Estimated time of the recomputed values.
         saving_time_ns: Estimated time of the traffic of saving.
         extra_time_ns: Estimated time beyond the fastest plan of any size; the search minimises this time.  Reports show the time
@@ -80,7 +84,7 @@ class Plan(Viewable):
     peak_bytes: int
     forward_peak_bytes: int
     saved_bytes: int
-    step_time_ns: int
+    once_time_ns: int
     recompute_time_ns: int
     extra_time_ns: int
     bound_time_ns: int
@@ -104,7 +108,7 @@ class Plan(Viewable):
     @property
     def time_ns(self) -> int:
         """Estimated time of the step: its kernels, the recomputed values, and the traffic of saving."""
-        return self.step_time_ns + self.recompute_time_ns + self.saving_time_ns
+        return self.once_time_ns + self.recompute_time_ns + self.saving_time_ns
 
     @property
     def base(self) -> BaseStep:
@@ -126,12 +130,19 @@ class Plan(Viewable):
     @property
     def gap(self) -> float:
         """Time between the plan and its lower bound, as a fraction of the step's estimated time."""
-        return (self.extra_time_ns - self.bound_time_ns) / max(1, self.step_time_ns)
+        return (self.extra_time_ns - self.bound_time_ns) / max(1, self.once_time_ns)
 
     @property
     def slices_text(self) -> str:
         """Text: the sliced products with their numbers of slices; empty if there is none."""
         return ", ".join(f"{product.name} in {product.slices}" for product in self.sliced)
+
+    def peak_bound_text(self, unit: str = "", floor_bytes: int | None = None) -> str:
+        """Text: the peak bound, as proven, and the gap to the lowest peak that was found, if that is given."""
+        gap = (
+            "no plan is lower" if floor_bytes is None else f"gap {floor_bytes / max(1, self.least_peak_bytes) - 1:.1%}"
+        )
+        return f"{format_bytes(self.least_peak_bytes, unit)} (proven; {gap})"
 
     @property
     def unit(self) -> str:
@@ -160,7 +171,7 @@ class Plan(Viewable):
         if self.sliced:
             rows.append(("slices", self.slices_text))
         if self.least_peak_bytes:
-            rows.append(("peak bound", f"{format_bytes(self.least_peak_bytes, unit)}: no plan needs less"))
+            rows.append(("peak bound", self.peak_bound_text(unit)))
         lines = [f"  {name:<15} {text}" for name, text in rows]
         lines += ["  largest at the peak:"] if self.largest else []
         lines += [f"    {tensor}" for tensor in self.largest]
@@ -174,16 +185,17 @@ class Plan(Viewable):
         text = f"{again}; saving takes {format_time(self.saving_time_ns)}"
         if self.sliced:  # sliced kernels are not those of the base
             return text
-        return f"{text} ({self.base.name}: {format_time(self.base.time_ns - self.step_time_ns)} for both)"
+        return f"{text} ({self.base.name}: {format_time(self.base.time_ns - self.once_time_ns)} for both)"
 
     @property
     def _time_rows(self) -> list[tuple[str, str]]:
         base, bound_ns = self.base, self.time_ns - self.extra_time_ns + self.bound_time_ns
         gap = (self.time_ns - bound_ns) / max(1, base.time_ns)
+        bound = f"{format_time(bound_ns - base.time_ns)} ({self.bound_share:+.2%}), gap {gap:.2%}"
         return [
             ("step", f"{format_time(self.time_ns)}, {base.name} {format_time(base.time_ns)} (estimated)"),
             ("extra time", f"{format_time(self.time_ns - base.time_ns)} ({self.extra_share:+.2%})"),
-            ("lower bound", f"{format_time(bound_ns - base.time_ns)} ({self.bound_share:+.2%}), gap {gap:.2%}"),
+            ("lower bound", bound if self.is_feasible else "of no plan: none is known within the budget"),
         ]
 
     def figures(self, points: int = 0) -> PageFigures:
@@ -196,8 +208,7 @@ class Plan(Viewable):
             ("recomputed", again),
             *self._time_rows,
             *[("slices", self.slices_text)] * bool(self.sliced),
-            *[("peak bound", f"{format_bytes(self.least_peak_bytes)}: no plan needs less")]
-            * bool(self.least_peak_bytes),
+            *[("peak bound", self.peak_bound_text())] * bool(self.least_peak_bytes),
             ("graph", self.problem_key),
         )
         bare = PageFigures(
@@ -233,5 +244,5 @@ class Plan(Viewable):
             raise ValueError(f"not a plan of schema {SCHEMA}")
         if data.get(NARROWED, []) != []:
             raise ValueError('it saves values in fewer bits (narrow="auto"), which is no longer supported')
-        fields = {name: item for name, item in data.items() if name not in ("schema", NARROWED)}
+        fields = {FORMER.get(name, name): item for name, item in data.items() if name not in ("schema", NARROWED)}
         return json_values.read_as(Plan, {"written": [], **fields})  # older files have no such field

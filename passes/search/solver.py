@@ -26,7 +26,7 @@ from compile_remat.passes.search.strategy import Search
 
 
 def solve(problem: Problem, budget_bytes: int) -> Plan:
-    """The fastest plan found whose predicted peak is at most `budget_bytes`; else the lowest plan, with status INFEASIBLE."""
+    """The fastest plan found whose predicted peak is at most `budget_bytes`; else the lowest plan, with status OVER_BUDGET."""
     return Planner(problem).within(budget_bytes)
 
 
@@ -107,7 +107,7 @@ class Planner:
         return self.plan_of(self.search.mask(self.problem.reference) | self.pinned, budget_bytes)
 
     def within(self, budget_bytes: int, *, once: bool = False) -> Plan:
-        """The fastest plan found within the budget, else the plan of lowest peak with status INFEASIBLE.
+        """The fastest plan found within the budget, else the plan of lowest peak with status OVER_BUDGET.
 
         Args:
             once: True to allow one recomputation of each value at most.  Such plans are tried first in any case, because other
@@ -136,7 +136,7 @@ class Planner:
         )
 
     def _near_known(self, found: Plan, budget_bytes: int) -> Plan:
-        """The fastest fitting plan of a local search from the observed plans, if faster than `found` or if that is INFEASIBLE."""
+        """The fastest fitting plan of a local search from the observed plans, if faster than `found` or if that is OVER_BUDGET."""
         near = [self._recursion.improved(each, budget_bytes) for each in self._known]
         fitting = [each for each in near if each.peak_bytes <= budget_bytes]
         best = min(fitting, key=lambda each: each.time_ns, default=None)
@@ -144,7 +144,7 @@ class Planner:
             return found
         plan = self._plan_of(best, budget_bytes)
         is_faster = plan.extra_time_ns < found.extra_time_ns
-        return plan if is_faster or found.status is Status.INFEASIBLE else found
+        return plan if is_faster or found.status is Status.OVER_BUDGET else found
 
     def _low(self, budget_bytes: int, *, once: bool) -> list[Candidate]:
         """Plans of nearly the lowest peak, at least one."""
@@ -197,7 +197,7 @@ class Planner:
         limit_bytes = seen.peak_bytes if budget_bytes is None else budget_bytes
         bound = self.search.bound(limit_bytes, extra, once=not found.again, anchors=anchors)
         if budget_bytes is not None and seen.peak_bytes > budget_bytes:
-            status = Status.INFEASIBLE
+            status = Status.OVER_BUDGET
         else:
             status = Status.OPTIMAL if extra <= bound else Status.FEASIBLE
         return Plan(
@@ -213,7 +213,7 @@ class Planner:
             saved_bytes=int(batch.saved_bytes[0]),
             output_bytes=simulator.output_bytes,
             input_copy_bytes=int(simulator.input_copy_bytes(batch.recomputed)[0]),
-            step_time_ns=self.problem.step_time_ns,
+            once_time_ns=self.problem.step_time_ns,
             recompute_time_ns=recompute_time_ns,
             saving_time_ns=int(batch.time_ns[0]) - recompute_time_ns,
             extra_time_ns=extra,

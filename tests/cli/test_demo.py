@@ -17,7 +17,7 @@ PLAIN = Run("plain", peak_bytes=100 << 20, step_ms=1.0, train_loss=2.0, validati
 
 
 def _report(budget_bytes: int) -> Any:
-    plan = SimpleNamespace(peak_bytes=49 << 20, recompute_time_ns=2_000_000, step_time_ns=10_000_000)
+    plan = SimpleNamespace(peak_bytes=49 << 20, recompute_time_ns=2_000_000, once_time_ns=10_000_000)
     return SimpleNamespace(plan=plan, budget_bytes=budget_bytes)
 
 

@@ -208,7 +208,7 @@ def test_explain_names_the_largest_tensors(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["explain", *MODEL, "--budget", "min"]) == 0
     text = capsys.readouterr().out
     assert "largest at the peak" in text and "lowest reachable peak" in text and "planned_models.py:" in text
-    assert "no plan needs less than" in text
+    assert "(found), peak bound " in text and "(proven; no plan is lower)" in text
 
 
 @pytest.mark.parametrize(

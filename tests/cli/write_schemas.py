@@ -25,7 +25,7 @@ NAMES = {int: "integer", float: "number", str: "string", bool: "boolean", type(N
 FACTS = {"type": "string", "enum": ["observed", "estimated"]}
 KEYS: dict[str, dict[str, Any]] = {
     "plan": {"schema": {"const": 1}, "status": {}},
-    "forecast": {"total_bytes": int, "fits": bool | None, "planned_time_ns": int, "facts": FACTS, "peak_bytes": int},
+    "forecast": {"total_bytes": int, "fits": bool | None, "step_time_ns": int, "facts": FACTS, "peak_bytes": int},
     "rank": {"total_bytes": int, "fits": bool | None, "exposed_time_ns": int | None, "facts": FACTS, "why": str},
     "row": {
         "device": str,

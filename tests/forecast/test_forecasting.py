@@ -96,7 +96,7 @@ class Mean(nn.Module):
 def test_the_plan_is_within_the_budget_and_above_the_floor(found: Forecast) -> None:
     assert found.plan.budget_bytes is not None
     assert found.gradient_bytes < found.floor_bytes <= found.plan.peak_bytes <= found.plan.budget_bytes
-    assert found.planned_time_ns >= found.plan.step_time_ns > 0
+    assert found.step_time_ns >= found.plan.once_time_ns > 0
 
 
 def test_a_search_that_ended_at_its_limit_of_work_is_said() -> None:

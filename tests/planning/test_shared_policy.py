@@ -62,7 +62,7 @@ def first_options(budget: MemoryBudget) -> list[PlanOption]:
 
 def region(running: PlanOption, step_ns: int) -> Any:
     """As much of a region as a joint allocation reads."""
-    plan = SimpleNamespace(saved=running.saved, step_time_ns=step_ns)
+    plan = SimpleNamespace(saved=running.saved, once_time_ns=step_ns)
     return SimpleNamespace(menu=MENU, plain=PLAIN, excess_bytes={}, running=SimpleNamespace(plan=plan))
 
 

@@ -67,7 +67,7 @@ def running(option: PlanOption, *, with_menu: bool = False, compiled: Any = None
         peak_bytes=option.peak_bytes,
         forward_peak_bytes=option.forward_peak_bytes,
         saved_bytes=option.held_bytes,
-        step_time_ns=100,
+        once_time_ns=100,
         recompute_time_ns=0,
         extra_time_ns=option.time_ns,
         bound_time_ns=0,

@@ -144,5 +144,5 @@ def _work(problem: Problem, plan: Plan) -> Work:
     """Returns the time of one run of a graph: recomputation is added to the backward, the rest is split as its kernels are."""
     forward_ns = sum(value.time_ns for value in problem.values if value.in_forward)
     backward_ns = sum(step.time_ns for step in problem.steps)
-    forward_ns = plan.step_time_ns * forward_ns // max(1, forward_ns + backward_ns)
+    forward_ns = plan.once_time_ns * forward_ns // max(1, forward_ns + backward_ns)
     return Work(forward_ns, plan.time_ns - forward_ns)

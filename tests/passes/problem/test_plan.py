@@ -22,7 +22,7 @@ PLAN = Plan(
     peak_bytes=7 * MIB,
     forward_peak_bytes=5 * MIB,
     saved_bytes=3 * MIB,
-    step_time_ns=10_000_000,
+    once_time_ns=10_000_000,
     recompute_time_ns=500_000,
     extra_time_ns=400_000,
     bound_time_ns=300_000,
@@ -48,7 +48,7 @@ plans = st.builds(
     peak_bytes=sizes,
     forward_peak_bytes=sizes,
     saved_bytes=sizes,
-    step_time_ns=sizes,
+    once_time_ns=sizes,
     recompute_time_ns=sizes,
     extra_time_ns=sizes,
     bound_time_ns=sizes,
@@ -166,7 +166,7 @@ def test_text_of_every_status() -> None:
         """\
 OPTIMAL: optimal: no plan within the budget is faster
 FEASIBLE: feasible: fits the budget; the gap says how much faster another plan could be at most
-INFEASIBLE: infeasible: no plan found fits the budget; this is the one of lowest peak
+OVER_BUDGET: over budget: no plan found fits; this is the lowest one, which runs unless the budget is in bytes
 REPLAYED: replayed: read from a plan file
 FALLBACK: fallback: torch's own choice, because the planner failed""",
     )

@@ -44,5 +44,5 @@ def test_a_backward_that_reads_nothing_has_one_plan() -> None:
 @pytest.mark.parametrize("budget_bytes", [0, -5])
 def test_a_budget_that_nothing_meets_gets_the_lowest_plan_and_says_so(budget_bytes: int) -> None:
     plan = Planner(Problem((value("a"),), (STEP, RETURN))).within(budget_bytes)
-    assert (plan.status, plan.is_feasible, plan.peak_bytes) == (Status.INFEASIBLE, False, 8)
+    assert (plan.status, plan.is_feasible, plan.peak_bytes) == (Status.OVER_BUDGET, False, 8)
     assert plan.least_peak_bytes == 8

@@ -172,11 +172,11 @@ def test_a_fresh_planner_gives_the_same_plan(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_below_the_floor_the_lowest_plan_comes_back_infeasible(seed: int) -> None:
+def test_below_the_floor_the_lowest_plan_comes_back_over_budget(seed: int) -> None:
     problem, plans = case(seed)
     planner = Planner(problem)
     plan = planner.within(plans.lowest_peak - 1)
-    assert plan.status is Status.INFEASIBLE and not plan.is_feasible
+    assert plan.status is Status.OVER_BUDGET and not plan.is_feasible
     assert plan.peak_bytes == planner.lowest().peak_bytes
     assert plan.budget_bytes == plans.lowest_peak - 1
 
@@ -263,8 +263,8 @@ def test_the_search_goes_on_from_plans_that_were_observed(seed: int) -> None:
     assert lowest.peak_bytes == peak_bytes_of(grown, lowest.saved, lowest.again)
     budget_bytes = int(1.1 * lowest.peak_bytes)
     within, without = Planner(known).within(budget_bytes), Planner(grown).within(budget_bytes)
-    assert within.peak_bytes <= budget_bytes and within.status is not Status.INFEASIBLE
-    assert without.status is Status.INFEASIBLE or within.extra_time_ns <= without.extra_time_ns
+    assert within.peak_bytes <= budget_bytes and within.status is not Status.OVER_BUDGET
+    assert without.status is Status.OVER_BUDGET or within.extra_time_ns <= without.extra_time_ns
 
 
 @pytest.mark.parametrize("seed", range(8))
