@@ -93,6 +93,11 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
     return 1 if all(row.fits is False for row in rows) else 0
 
 
+def extra_time_text(plan: Plan) -> str:
+    """Returns the line below a table that says what its extra times are."""
+    return f"extra time: beyond the step of {plan.base.name}; below 0: the plan is faster"
+
+
 def _print_notes(rows: Sequence[DeviceRow]) -> None:
     from compile_remat.forecast.device_choice import BY_RULES
     from compile_remat.forecast.lowering.observing import facts_text
@@ -101,7 +106,7 @@ def _print_notes(rows: Sequence[DeviceRow]) -> None:
         print("the second line of a device is its largest batch that fits")
     print(f"needs: bytes at the step's peak; {facts_text(BY_RULES)}")
     print("step: the cost model's estimate of forward and backward, without the optimizer's step")
-    print(f"extra: time beyond the step of {rows[0].plan.base.name}")
+    print(extra_time_text(rows[0].plan))
     for row in rows:
         if row.largest is not None and row.largest.why:
             print(f"{row.device}: {'largest batch not known: ' * (row.largest.batch is None)}{row.largest.why}")

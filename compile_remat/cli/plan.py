@@ -18,7 +18,7 @@ from compile_remat._util.progress import Display, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat._util.user_warnings import drop_held
-from compile_remat.cli.device_table import devices_of, run_device_table
+from compile_remat.cli.device_table import devices_of, extra_time_text, run_device_table
 from compile_remat.cli.mesh_table import add_mesh_arguments, check_mesh_arguments, run_mesh_table
 from compile_remat.errors import RematError
 
@@ -206,7 +206,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
         for p in plans
     ]
     print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
-    print(f"extra time: beyond the step of {plans[0].base.name}")
+    print(extra_time_text(plans[0]))
     print(f"region peaks: {seen.facts_text}")
     return 0
 
@@ -271,7 +271,7 @@ def print_forecast(found: Forecast) -> None:
     if found.message:
         print(f"note: {found.message}")
         drop_held(found.message)
-    print(f"extra time: beyond the step of {plan.base.name}", flush=True)
+    print(extra_time_text(plan), flush=True)
 
 
 def _gradient_rows(found: Forecast) -> list[tuple[str, str]]:

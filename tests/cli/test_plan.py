@@ -33,6 +33,7 @@ def test_plan_prints_what_training_comes_to(capsys: pytest.CaptureFixture[str]) 
         assert any(line.strip().startswith(row) for line in text.splitlines()), row
     assert "every layer checkpointed" in text and "torch's chooser, budget 0.5" in text
     assert "largest advantage" in text and "smallest" in text
+    assert "extra time: beyond the step of plain torch.compile; below 0: the plan is faster" in text
     assert "(estimate)" in text and "ESTIMATE, by rules and not from lowered graphs: that was asked for" in text
 
 
