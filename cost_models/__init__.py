@@ -40,6 +40,7 @@ __all__ = [  # noqa: F405
     "op_kind",
     "recipe_of",
     "reservation_of",
+    "share_spared_by_tf32",
     "sources_of",
     "tf32_kinds",
     "time_ns",

@@ -26,6 +26,7 @@ from compile_remat.cost_models.profile_file import ProfileFile as ProfileFile
 from compile_remat.cost_models.protocol import CostModel as CostModel
 from compile_remat.cost_models.registry import cost_model_names as cost_model_names
 from compile_remat.cost_models.registry import make_cost_model as make_cost_model
+from compile_remat.cost_models.registry import share_spared_by_tf32 as share_spared_by_tf32
 from compile_remat.cost_models.registry import tf32_kinds as tf32_kinds
 from compile_remat.cost_models.roofline import Roofline as Roofline
 from compile_remat.cost_models.timing.calibration import Calibration as Calibration

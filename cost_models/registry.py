@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from compile_remat._util.suggestions import did_you_mean
 from compile_remat.cost_models.device.description import Device
 from compile_remat.cost_models.operators.kinds import OpKind
+from compile_remat.cost_models.operators.ops import Op
 from compile_remat.cost_models.profile import Profile
 from compile_remat.cost_models.protocol import CostModel
 from compile_remat.cost_models.roofline import Roofline
@@ -52,6 +53,21 @@ def tf32_kinds() -> tuple[OpKind, ...]:
     """Kinds whose float32 arithmetic runs in TF32 under torch's present settings, on a device that has TF32."""
     products = (OpKind.MATMUL, OpKind.ATTENTION) if _matmul_allows_tf32() else ()
     return (*products, OpKind.CONV) if torch.backends.cudnn.allow_tf32 else products
+
+
+def share_spared_by_tf32(ops: Iterable[Op], device: Device) -> float:
+    """Share of the operators' time that TF32 would spare in float32 products, which run without it under torch's settings; else 0.
+
+    0 also for a device that states no rate of TF32.
+    """
+    products = (OpKind.MATMUL, OpKind.ATTENTION)
+    present = tf32_kinds()
+    if "tf32" not in dict(device.flops_per_s) or set(products) <= set(present):
+        return 0.0
+    now, then = Roofline(device, present), Roofline(device, (*products, *present))
+    times = [(now.op_time_ns(op), then.op_time_ns(op) if op.kind in products else None) for op in ops]
+    total_ns = sum(time_ns for time_ns, _ in times)
+    return sum(time_ns - fast_ns for time_ns, fast_ns in times if fast_ns is not None) / max(1, total_ns)
 
 
 def _matmul_allows_tf32() -> bool:

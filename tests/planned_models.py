@@ -143,6 +143,10 @@ def one_number(batch: int = 4) -> tuple[nn.Module, Tensor]:
     return nn.Linear(1, 1, bias=False), torch.randn(batch, 1)
 
 
+def wide_products(batch: int = 4096) -> tuple[nn.Module, Tensor]:
+    return nn.Linear(2048, 2048), torch.zeros(batch, 2048)
+
+
 def depthwise(batch: int = 2) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*(nn.Conv2d(4, 4, 3, groups=4) for _ in range(2))), torch.zeros(batch, 4, 16, 16)
 

@@ -107,6 +107,8 @@ def _print_notes(rows: Sequence[DeviceRow]) -> None:
     print(f"needs: bytes at the step's peak; {facts_text(BY_RULES)}")
     print("step: the cost model's estimate of forward and backward, without the optimizer's step")
     print(extra_time_text(rows[0].plan))
+    if noted := [row for row in rows if row.time_note]:
+        print(f"step of {', '.join(row.device for row in noted)}: {noted[0].time_note}")
     for row in rows:
         if row.largest is not None and row.largest.why:
             print(f"{row.device}: {'largest batch not known: ' * (row.largest.batch is None)}{row.largest.why}")

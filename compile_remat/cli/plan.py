@@ -271,6 +271,8 @@ def print_forecast(found: Forecast) -> None:
     if found.message:
         print(f"note: {found.message}")
         drop_held(found.message)
+    if found.time_note:
+        print(f"times: {found.time_note}")
     print(extra_time_text(plan), flush=True)
 
 

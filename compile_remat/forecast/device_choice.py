@@ -15,7 +15,14 @@ from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, kind_of, trace
 from compile_remat.forecast.forecasting import effective_budget_of, estimated_plan
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
-from compile_remat.forecast.target_step import Target, beside_graph, largest_gradient_bytes, ready_on, step_on
+from compile_remat.forecast.target_step import (
+    Target,
+    beside_graph,
+    largest_gradient_bytes,
+    ready_on,
+    step_on,
+    time_note,
+)
 from compile_remat.passes import Plan
 
 BY_RULES = "a table of devices lowers no graphs; one --device does"
@@ -33,6 +40,7 @@ class DeviceRow:
         largest: The largest batch that fits; None if it was not looked for, if the capacity is not known, or if the builder takes
             no batch.
         seq: Tokens of a sequence; None if the builder has no sequences.
+        time_note: The assumption behind the times that one setting of torch would change much; empty if there is none.
     """
 
     device: str
@@ -41,6 +49,7 @@ class DeviceRow:
     plan: Plan
     largest: MaxBatch | None
     seq: int | None = None
+    time_note: str = ""
 
     @property
     def fits(self) -> bool | None:
@@ -79,6 +88,7 @@ class DeviceRow:
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "why": "" if largest is None else largest.why,
+            "time_note": self.time_note,
             "facts": "estimated",
         }
 
@@ -153,4 +163,6 @@ def _row(
             lambda: find_max_batch(batch, (step, step_at(2 * batch)), step_at, planner.on, beside, limit_bytes)
         )
     total_bytes = beside.fixed_bytes + traced.input_bytes + max(plan.peak_bytes, beside.at_end_bytes)
-    return DeviceRow(target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"))
+    return DeviceRow(
+        target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"), time_note(traced, target)
+    )

@@ -33,6 +33,7 @@ from compile_remat.forecast.target_step import (
     optimizer_workspace_bytes,
     ready_on,
     step_of,
+    time_note,
 )
 from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.viewable import Viewable
@@ -75,6 +76,7 @@ class Forecast(Viewable):
         plain_peak_bytes: The region peak of plain torch.compile, if requested.
         observed_peak_bytes: The plan's region peak as read from its graphs after Inductor lowered them; None for an estimate.
         why: Reason why the plan is an estimate, and a remedy; empty if the plan's peak was observed.
+        time_note: The assumption behind the times that one setting of torch would change much; empty if there is none.
     """
 
     model: str
@@ -98,6 +100,7 @@ class Forecast(Viewable):
     gradients: str = "end"
     observed_peak_bytes: int | None = None
     why: str = ""
+    time_note: str = ""
 
     @property
     def facts(self) -> str:
@@ -274,6 +277,7 @@ def forecast(
         plain_peak_bytes=planned.plain_peak_bytes,
         observed_peak_bytes=planned.observed_peak_bytes,
         why=planned.why,
+        time_note=time_note(traced, target),
     )
     known(found)
     if with_baselines:

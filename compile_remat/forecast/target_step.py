@@ -12,7 +12,7 @@ from compile_remat._torch.sizes import storage_nbytes
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.cost_models import Device, load_device
+from compile_remat.cost_models import Device, describe, load_device, share_spared_by_tf32
 from compile_remat.device.free_memory import blas_bytes
 from compile_remat.errors import RematError
 from compile_remat.forecast.batch_scaling import TracedStep
@@ -76,6 +76,12 @@ class Target:
             inputs_are_constant=self.inputs == "constant",
         )
 
+
+WITHOUT_TF32 = (
+    'float32 products are priced without TF32, as torch runs them; torch.set_float32_matmul_precision("high") allows it'
+)
+MUCH_SPARED = 0.1
+"""Share of the step's time that TF32 has to spare for `WITHOUT_TF32` to be said."""
 
 LOWEST_PEAK = MemoryBudget("min")
 
@@ -160,6 +166,13 @@ def context_of(traced: Traced, target: Target, **facts: Any) -> PlanContext:
         times_ns=traced.times_ns,
         **facts,
     )
+
+
+def time_note(traced: Traced, target: Target) -> str:
+    """Returns the assumption behind the times that one setting of torch would change much; empty if there is none."""
+    nodes = traced.given.module.graph.nodes
+    share = share_spared_by_tf32((describe(node) for node in nodes if node.op == "call_function"), target.figures())
+    return WITHOUT_TF32 if share >= MUCH_SPARED else ""
 
 
 def largest_gradient_bytes(traced: Traced) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from compile_remat import cli
 from compile_remat.forecast import device_choice
@@ -66,6 +67,27 @@ def test_each_device_has_the_plan_within_the_budget_and_no_second_line(capsys: p
         assert low <= middle <= 0.8 * high
     assert cli.main([*given, "--budget", "1MiB", "--batch", "4096"]) == 2
     assert "no plan fits memory_budget = 1MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "noted"),
+    [("fp32", "highest", ["a100-40gb"]), ("fp32", "high", []), ("bf16", "highest", [])],
+)
+def test_products_without_tf32_are_said_where_they_matter(
+    dtype: str, precision: str, noted: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    given = ["plan", "tests.planned_models:wide_products", "--devices", "a100-40gb,t4", "--dtype", dtype]
+    try:
+        torch.set_float32_matmul_precision(precision)
+        assert cli.main([*given, "--no-largest-batch"]) == 0
+        text = capsys.readouterr().out
+        assert cli.main([*given, "--no-largest-batch", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert ("step of a100-40gb: float32 products are priced without TF32" in text) == bool(noted)
+    assert [row["device"] for row in rows if row["time_note"]] == noted
 
 
 @pytest.mark.parametrize(

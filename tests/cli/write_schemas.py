@@ -42,6 +42,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "samples_per_s": float | None,
         "tokens_per_s": float | None,
         "why": str,
+        "time_note": str,
         "facts": FACTS,
     },
 }

@@ -20,7 +20,7 @@ from compile_remat.cost_models import (
     make_cost_model,
 )
 from compile_remat.cost_models.operators.kinds import RUNS_NO_KERNEL
-from compile_remat.cost_models.registry import tf32_kinds
+from compile_remat.cost_models.registry import share_spared_by_tf32, tf32_kinds
 from compile_remat.cost_models.roofline import wave_fraction
 from compile_remat.errors import ConfigError
 
@@ -221,5 +221,28 @@ def test_tf32_follows_torchs_settings() -> None:
         assert OpKind.MATMUL not in tf32_kinds()
         torch.set_float32_matmul_precision("high")
         assert OpKind.MATMUL in tf32_kinds()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_share_that_tf32_would_spare_follows_torchs_settings_and_the_device() -> None:
+    ops = [
+        an_op(flops=8_000_000),
+        an_op(OpKind.POINTWISE, flops=1_900_000),
+    ]  # 8000 and 1900 ns, and two launches of 100
+    half = [an_op(flops=8_000_000, dtype="bfloat16")]
+    without = replace(ROUND, flops_per_s=(("float32", 10**12),))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        assert share_spared_by_tf32(ops, ROUND) == pytest.approx(6_000 / 10_100)  # a product takes 2000 ns in TF32
+        assert (
+            share_spared_by_tf32(half, ROUND)
+            == share_spared_by_tf32(ops, without)
+            == share_spared_by_tf32((), ROUND)
+            == 0
+        )
+        torch.set_float32_matmul_precision("high")
+        assert share_spared_by_tf32(ops, ROUND) == 0
     finally:
         torch.set_float32_matmul_precision(before)
