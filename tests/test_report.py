@@ -92,6 +92,7 @@ def test_json_holds_everything() -> None:
         "measured_peak_bytes": None,
         "measured_in_first_call": False,
         "offers": [{"saved": ["mm"], **OFFER_FIGURES}],
+        "left_bytes": None,
         "estimated_ops": [],
         "inlined_calls": 0,
         "plain": None,
