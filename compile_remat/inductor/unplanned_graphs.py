@@ -51,9 +51,12 @@ def computes_gradients(module: fx.GraphModule) -> bool:
 
 def uncompiled_code(module: fx.GraphModule) -> str:
     """Describes code that Dynamo leaves out after a graph and that may hold memory of its own; empty for other graph breaks."""
-    reason = str(getattr(getattr(module, "compile_subgraph_reason", None), "reason", ""))
+    end = getattr(module, "compile_subgraph_reason", None)
+    reason = str(getattr(end, "reason", ""))
     if reason == "step_unsupported":
-        return "Dynamo does not compile the rest of a function: it calls code that Dynamo does not support, such as nn.LSTM"
+        frames = getattr(end, "user_stack", None) or ()
+        line = f", line {frames[-1].lineno} of {frames[-1].filename} ({frames[-1].line})" if frames else ""
+        return f"Dynamo does not compile the rest of a function{line}: TORCH_LOGS=graph_breaks says why"
     if "torch.compiler.disable" in reason.partition("\n")[0]:
         return "a function under torch.compiler.disable runs in the middle of the step"
     return ""
