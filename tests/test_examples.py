@@ -20,7 +20,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, fx
 
 import compile_remat
-from tests.passes.joint import check_rewrite, joint_of
+from tests.passes.joint import check_rewrite, joint_in_backend
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -210,7 +210,7 @@ def test_squares_become_products() -> None:
     x, w = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
     with example("own_policy") as script:
         squares = script.SquaresAsProducts()
-        done = check_rewrite(joint_of(square, x, w), rewrite)
+        done = check_rewrite(joint_in_backend(square, x, w), rewrite)
     assert done.result == 1
     assert_expected_inline(
         done.before,

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import copy
 import difflib
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from functorch.compile import aot_function, default_partition, nop
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
+
+from compile_remat.backend import remat
+from compile_remat.cost_models import is_random
+from compile_remat.errors import PassError
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.int64: "i64", torch.bool: "b8"}
 
@@ -30,7 +35,8 @@ class Traced:
         module: The joint graph as AOTAutograd hands it to a partitioner: placeholders are primals, then tangents.
         inputs: A tensor for each placeholder; tangents are ones.
         num_fwd_outputs: Number of outputs that are the forward's; the other outputs are gradients.
-        expected: Eager mode's outputs and gradients, in order; None for an input that needs no gradient.
+        expected: Eager mode's outputs and gradients, in order; None for an input that needs no gradient. Of a graph that draws
+            random numbers, which are others than eager mode's, what the graph itself gives.
     """
 
     module: fx.GraphModule
@@ -60,11 +66,14 @@ def joint_of(
     *arguments: Any,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Traced:
-    """The joint graph of a call.
+    """The joint graph of a call, as AOTAutograd hands it over: a rewrite of this package starts from one that can be read.
+
+    Passes of `joint_passes` get another one, see `joint_in_backend`.
 
     Args:
         arguments: Tensors; those that require a gradient get one.
-        decompositions: Of operators, by default torch's core ones.
+        decompositions: Of operators, by default torch's core ones. The backend decomposes more: a `sigmoid` or a
+            `native_dropout` that is here is not there.
     """
     found: list[tuple[fx.GraphModule, int]] = []
 
@@ -80,6 +89,64 @@ def joint_of(
     tangents = [torch.ones_like(out) for out in outputs if out.requires_grad]
     inputs = (*copy_of(arguments), *tangents)
     return Traced(module, inputs, num_fwd_outputs, (*(out.detach() for out in outputs), *gradients))
+
+
+def joint_in_backend(
+    function: Callable[..., Any], *arguments: Any, compiler: str = "inductor", memory_budget: str = "min"
+) -> Traced:
+    """The joint graph that a pass of `joint_passes` gets for this call under `torch.compile(function, backend="remat")`.
+
+    The backend runs up to that pass, so it is made with Inductor's decompositions, and behind torch's passes and our rewrites
+    of the joint graph; no plan and no code is made. Test passes on it: one that looks for an operator that only `joint_of` has
+    changes nothing in training.
+
+    Args:
+        arguments: The tensors that the function reads; those that require a gradient get one.
+        compiler: As the setting; `eager` leaves out Inductor's passes over joint graphs.
+        memory_budget: As the setting; `max` leaves out the rewrites that save memory for time.
+    """
+    modules, called = list[fx.GraphModule](), list[tuple[Any, ...]]()
+
+    def backend(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = {"memory_budget": memory_budget, "compiler": compiler, "joint_passes": _Stop(modules)}
+        compiled = remat(module, example_inputs, options=options)
+
+        def call(*inputs: Any) -> Any:
+            called.append(inputs)
+            return compiled(*inputs)
+
+        return call
+
+    torch.compiler.reset()
+    try:
+        torch.compile(function, backend=backend, dynamic=False)(*arguments)
+    except PassError:
+        if not modules:
+            raise
+    (module,), (inputs,) = modules, called
+    outputs, gradients = eager(function, arguments)
+    by_argument = dict(zip(map(id, arguments), gradients, strict=True))
+    tangents = [torch.ones_like(out) for out in outputs if out.requires_grad]
+    expected = (*(out.detach() for out in outputs), *(by_argument[id(each)] for each in inputs))
+    traced = Traced(module, (*copy_of(inputs), *tangents), len(outputs), expected)
+    if any(map(is_random, module.graph.nodes)):
+        return replace(traced, expected=tuple(results(module, traced.inputs)))
+    return traced
+
+
+class _Stop:
+    """A pass that keeps the graph that it gets, and ends the compilation."""
+
+    def __init__(self, found: list[fx.GraphModule]) -> None:
+        self.found, self.identity = found, uuid.uuid4().hex
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.found.append(copy.deepcopy(graph.owning_module))
+        raise StopIteration
+
+    def uuid(self) -> str:
+        """An identity that no cache knows."""
+        return self.identity
 
 
 def eager(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -151,11 +218,18 @@ def check_rewrite(traced: Traced, rewrite: Callable[[fx.GraphModule], Any], *, s
 
 def run(module: fx.GraphModule, inputs: Sequence[Any], expected: Sequence[Tensor | None]) -> None:
     """Run a graph: its outputs are those expected, and each node gives what its ``meta["val"]`` says."""
-    outputs = _Checked(module).run(*copy_of(inputs), enable_io_processing=False)
+    outputs = results(module, inputs)
     assert len(outputs) == len(expected)
     for actual, wanted in zip(outputs, expected, strict=True):
         if wanted is not None:
             torch.testing.assert_close(actual, wanted)
+
+
+def results(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Tensor | None]:
+    """The outputs of a graph whose operators draw from a seed of 0; each node has to give what its ``meta["val"]`` says."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        return list(_Checked(module).run(*copy_of(inputs), enable_io_processing=False))
 
 
 class _Checked(fx.Interpreter):

@@ -31,11 +31,33 @@ def run_user_passes(joint: joint_graph.Joint, passes: Iterable[UserPass]) -> Rew
     """
     changed = 0
     for each in passes:
-        before, num_nodes = str(joint.module.graph), len(joint.module.graph.nodes)
+        before = _Nodes.of(joint.module.graph)
         joint = _after(each, joint)
-        changed += str(joint.module.graph) != before
-        LOG.debug("joint_passes: %s: nodes %d -> %d", each.name, num_nodes, len(joint.module.graph.nodes))
+        num_changed = before.num_changed(joint.module.graph)
+        changed += num_changed > 0
+        LOG.info("joint_passes: pass %s changed %d nodes", each.name, num_changed)
     return RewrittenJoint(changed, joint)
+
+
+class _Nodes(dict[fx.Node, tuple[object, ...]]):
+    """A note of the nodes of a graph at one time: target, arguments and fake value of each."""
+
+    @staticmethod
+    def of(graph: fx.Graph) -> _Nodes:
+        """Returns the nodes as they are now."""
+        return _Nodes({node: _Nodes._of(node) for node in graph.nodes})
+
+    @staticmethod
+    def _of(node: fx.Node) -> tuple[object, ...]:
+        return node.target, node.args, node.kwargs, id(node.meta.get("val"))
+
+    def changed(self, graph: fx.Graph) -> list[fx.Node]:
+        """Returns the nodes that are new, or are not what they were."""
+        return [node for node in graph.nodes if self.get(node) != _Nodes._of(node)]
+
+    def num_changed(self, graph: fx.Graph) -> int:
+        """Returns how many nodes are new, are not what they were, or are gone."""
+        return len(self.changed(graph)) + len(self.keys() - set(graph.nodes))
 
 
 def _after(given: UserPass, joint: joint_graph.Joint) -> joint_graph.Joint:

@@ -67,6 +67,31 @@ def test_a_pass_is_counted_where_it_changes_the_graph() -> None:
     assert "aten.pow(sin, 2)" in done.before and "aten.mul(sin, sin)" in done.after
 
 
+def test_the_log_says_how_many_nodes_a_pass_changed(caplog: pytest.LogCaptureFixture) -> None:
+    """A pass that finds nothing to change is visible: here one that looks for an operator that the graph does not have."""
+
+    def without_dropout(graph: fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
+            graph.erase_node(node)
+
+    def other_side(graph: fx.Graph) -> None:
+        (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
+        node.target = aten.cos.default
+
+    both = (UserPass(without_dropout, "without_dropout"), UserPass(products, "products"), UserPass(other_side, "other"))
+    with caplog.at_level("INFO", "compile_remat"):
+        done = run_user_passes(prepared(joint_of(squared, grad(4, 8), grad(8, 8)).module), both)
+    assert done.count == 2
+    assert (
+        [record.getMessage() for record in caplog.records]
+        == [
+            "joint_passes: pass without_dropout changed 0 nodes",
+            "joint_passes: pass products changed 3 nodes",  # the product is new, the square is gone, the output reads another
+            "joint_passes: pass other changed 1 nodes",
+        ]
+    )
+
+
 def test_the_graph_is_classified_anew() -> None:
     """The product is one of the forward's nodes and an output; what torch knew of the inputs stays."""
     before = prepared(joint_of(squared, grad(4, 8), grad(8, 8)).module)
