@@ -86,24 +86,38 @@ def keys(name: str) -> set[str]:
 PLAN = Plan("key", Status.FEASIBLE, 1, (), (), 1, 1, 0, 1, 0, 0, 0)
 
 
+def check_keys(name: str, written: str, fields: set[str]) -> None:
+    """Check that each key of a JSON text is a field or has a line on the page."""
+    found = json.loads(written).keys()
+    places = f'"keys of a {name}" in docs/reference/json.md, and KEYS in tests/cli/write_schemas.py'
+    assert found - fields - keys(name) == set(), f"add it to {places}"
+    assert keys(name) - found == set(), f"no output has it: take it out of {places}"
+    assert fields - found == set(), "a field of the dataclass that to_json leaves out"
+
+
+def test_a_key_without_a_line_names_the_page() -> None:
+    with pytest.raises(AssertionError, match=r'add it to "keys of a plan" in docs/reference/json.md') as caught:
+        check_keys("plan", '{"status": "FEASIBLE", "schema": 1, "new": 2}', set())
+    assert "'new'" in str(caught.value)
+    with pytest.raises(AssertionError, match="take it out of"):
+        check_keys("plan", '{"status": "FEASIBLE"}', set())
+
+
 def test_keys_of_files_are_those_of_the_fields_and_of_the_lists() -> None:
-    plan_fields = {field.name for field in dataclasses.fields(Plan)} - {"pictures"}
-    assert json.loads(PLAN.to_json()).keys() == plan_fields | keys("plan")
+    check_keys("plan", PLAN.to_json(), {field.name for field in dataclasses.fields(Plan)} - {"pictures"})
     report = compile_remat.Report("key", "min", None, PLAN)
     assert json.loads(report.to_json()).keys() == {field.name for field in dataclasses.fields(report)}
     sizes = {"batch": 1}
     found = Forecast("m", sizes, "l4", "bf16", "sgd", 1, 1, 0, 1, None, PLAN, 1, largest_batch=MaxBatch(1, PLAN, 1))
     compared = dataclasses.replace(found, compared=(Baseline("none", 1, 1, PLAN),))
-    assert json.loads(compared.to_json()).keys() == {field.name for field in dataclasses.fields(found)} | keys(
-        "forecast"
-    )
-    assert DeviceRow("l4", None, 1, PLAN, None).to_json_data().keys() == keys("row")
+    check_keys("forecast", compared.to_json(), {field.name for field in dataclasses.fields(found)})
+    check_keys("row", json.dumps(DeviceRow("l4", None, 1, PLAN, None).to_json_data()), set())
     moment = compile_remat.StepMoment("forward", "", 1, 0)
     rank = compile_remat.RankForecast(
         "m", "l4", "dp=2", "ddp", 2, "bf16", "sgd", sizes, 1, 1, 0, 1, 0, 0, 1, moment, 1, None, None,
         (compile_remat.RankGraph("", 1, PLAN),), 1, None, 1, 0,
     )  # fmt: skip
-    assert json.loads(rank.to_json()).keys() == {field.name for field in dataclasses.fields(rank)} | keys("rank")
+    check_keys("rank", rank.to_json(), {field.name for field in dataclasses.fields(rank)})
 
 
 def test_every_error_and_warning_has_its_entry() -> None:
