@@ -40,7 +40,7 @@ def load_device(name_or_path: str) -> Device:
     """
     table = _table()
     if name_or_path.lower() in table:
-        return device_from_json(name_or_path.lower(), table[name_or_path.lower()], "the device table")
+        return _from_table(name_or_path.lower(), table[name_or_path.lower()])
     path = Path(name_or_path)
     if path.suffix != ".json":
         raise DeviceError(
@@ -80,8 +80,7 @@ def _from_properties(hardware_name: str, properties: Any) -> Device:
     """The table entry whose pattern matches the hardware's name, else conservative figures from its properties."""
     for name, entry in _table().items():
         if any(re.search(pattern, hardware_name) for pattern in entry.get("hardware", ())):
-            known = device_from_json(name, entry, "the device table")
-            return replace(known, memory_bytes=int(properties.total_memory))
+            return replace(_from_table(name, entry), memory_bytes=int(properties.total_memory))
     import torch
 
     # Every NVIDIA GPU since 2014 does 128 fused multiply-adds a clock and multiprocessor, or half as many.
@@ -106,6 +105,10 @@ def _from_properties(hardware_name: str, properties: Any) -> Device:
         else None,
         sources=("torch.cuda.get_device_properties: memory as measured, rates a careful guess from clocks and units",),
     )
+
+
+def _from_table(name: str, entry: Mapping[str, Any]) -> Device:
+    return device_from_json(name, entry, f"the device table, {name}")
 
 
 @cache

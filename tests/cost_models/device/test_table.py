@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compile_remat.cost_models import detect, device_names, load_device
+from compile_remat.cost_models.device import table
 from compile_remat.cost_models.device.description import GPU_EFFICIENCY
 from compile_remat.cost_models.device.table import _from_properties
 from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
@@ -20,30 +21,79 @@ EXPECTED = (
 ).split()  # fmt: skip
 
 
+HARDWARE = (
+    ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+    ("NVIDIA H100 PCIe", "h100-pcie"),
+    ("NVIDIA H200", "h200"),
+    ("NVIDIA B200", "b200"),
+    ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+    ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+    ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+    ("NVIDIA L40S", "l40s"),
+    ("NVIDIA L4", "l4"),
+    ("NVIDIA A10", "a10"),
+    ("Tesla V100-SXM2-32GB", "v100"),
+    ("Tesla P100-SXM2-16GB", "p100"),
+    ("Tesla T4", "t4"),
+    ("NVIDIA GeForce RTX 3090", "rtx3090"),
+    ("NVIDIA GeForce RTX 4090", "rtx4090"),
+    ("NVIDIA GeForce RTX 5090", "rtx5090"),
+    ("AMD Instinct MI250X", "mi250x"),
+    ("AMD Instinct MI300X", "mi300x"),
+)
+"""Names that drivers print, and the entries that they are."""
+
+
 def test_names_of_the_table() -> None:
-    assert list(device_names()) == EXPECTED
+    """The other tests of entries walk the table; this list holds the names that users type."""
+    assert list(device_names()) == EXPECTED, (
+        "a new device has its name in EXPECTED of tests/cost_models/device/test_table.py"
+    )
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", device_names())
 def test_entry_is_sane(name: str) -> None:
     device = load_device(name)
     assert device.name == name
-    assert device.sources and all(len(source) > 20 for source in device.sources)
+    assert device.sources and all(len(source) > 20 for source in device.sources), "a source names its document"
     assert all(rate > 0 for _, rate in device.flops_per_s)
-    assert device.rate("bfloat16") >= device.rate("float32")
-    assert device.rate("float16") >= device.rate("float32")
-    assert device.rate("tf32") >= device.rate("float32")
-    assert device.rate("float8") >= device.rate("bfloat16")
-    assert 10**10 <= device.bandwidth_bytes_per_s <= 10**13
+    rates = [(narrow, wide) for wide in ("float32",) for narrow in ("bfloat16", "float16", "tf32")]
+    for narrow, wide in [*rates, ("float8", "bfloat16")]:
+        assert device.rate(narrow) >= device.rate(wide), f"no hardware computes {narrow} slower than {wide}"
+    assert 10**10 <= device.bandwidth_bytes_per_s <= 10**13, (
+        "10 GB/s to 10 TB/s, in bytes per second: is the unit right?"
+    )
     figures = (device.memory_bytes, device.host_bandwidth_bytes_per_s, device.l2_bytes, device.multiprocessors)
-    assert all((figure is None) == (name == "cpu") for figure in figures)
+    assert all((figure is None) == (name == "cpu") for figure in figures), (
+        "an accelerator has memory_bytes, host_bandwidth_bytes_per_s, l2_bytes and multiprocessors; the generic CPU has none"
+    )
     if name != "cpu":
-        assert 10 * 10**9 <= (device.host_bandwidth_bytes_per_s or 0) <= 100 * 10**9
-        assert 4 << 20 <= (device.l2_bytes or 0) <= 256 << 20
-        assert any("host link" in source for source in device.sources)
-        assert any("L2" in source for source in device.sources)
-    assert all(0 < dict(device.efficiency).get(kind, 1) <= 1 for kind in (*OpKind, "bandwidth"))
+        host = device.host_bandwidth_bytes_per_s or 0
+        assert 10 * 10**9 <= host <= 100 * 10**9, (
+            "PCIe 3 to 5 in one direction, 10 to 100 GB/s; a faster link needs a new limit"
+        )
+        l2 = device.l2_bytes or 0
+        assert 4 << 20 <= l2 <= 256 << 20, (
+            "4 to 256 MiB: the last cache before device memory; a larger one needs a new limit"
+        )
+        assert any("host link" in source for source in device.sources), 'a source says "host link"'
+        assert any("L2" in source for source in device.sources), 'a source says "L2"'
+    fractions = [dict(device.efficiency).get(kind, 1) for kind in (*OpKind, "bandwidth")]
+    assert all(0 < fraction <= 1 for fraction in fractions), "kernels reach a fraction of the data sheet's figures"
     assert hash(device) == hash(load_device(name))
+
+
+def test_an_entry_with_a_mistake_names_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = GOOD | {"node_link": "nvlink-9", "hardware": ["Mine"]}
+    monkeypatch.setattr(table, "_table", lambda: {"mine": entry})
+    for load in (lambda: load_device("mine"), lambda: _from_properties("Mine", SimpleNamespace(total_memory=1))):
+        with pytest.raises(DeviceError, match=r'^the device table, mine: "node_link": '):
+            load()
+
+
+def test_every_accelerator_is_detected_by_a_name_of_its_hardware() -> None:
+    without = {*device_names()} - {name for _, name in HARDWARE} - {"cpu"}
+    assert without == set(), "a new device has the name that torch.cuda.get_device_name prints in HARDWARE of this file"
 
 
 def test_rates_are_dense() -> None:
@@ -147,29 +197,7 @@ def test_cpu_is_detected_as_the_generic_cpu() -> None:
     assert detect(torch.device("cpu")) == load_device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("hardware", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA B200", "b200"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA L4", "l4"),
-        ("NVIDIA A10", "a10"),
-        ("Tesla V100-SXM2-32GB", "v100"),
-        ("Tesla P100-SXM2-16GB", "p100"),
-        ("Tesla T4", "t4"),
-        ("NVIDIA GeForce RTX 3090", "rtx3090"),
-        ("NVIDIA GeForce RTX 4090", "rtx4090"),
-        ("NVIDIA GeForce RTX 5090", "rtx5090"),
-        ("AMD Instinct MI250X", "mi250x"),
-        ("AMD Instinct MI300X", "mi300x"),
-    ],
-)
+@pytest.mark.parametrize(("hardware", "name"), HARDWARE)
 def test_known_hardware_takes_the_memory_that_is_there(hardware: str, name: str) -> None:
     device = _from_properties(hardware, SimpleNamespace(total_memory=12345))
     assert device.name == name
