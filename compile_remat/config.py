@@ -2,7 +2,7 @@
 
 An option of `torch.compile` beats the environment variable `REMAT_<NAME>`, which beats the default. None as an option
 and an empty variable count as not given. Every value passes through the parser of its row, also if `RematConfig` is
-built directly. To add a setting, add one row to the class.
+built directly. To add a setting, add a row to the class; "A new setting" in CONTRIBUTING.md lists what else it needs.
 """
 
 import functools

@@ -169,7 +169,7 @@ def test_optimizer_state_refuses(raw: object, said: str) -> None:
 def test_defaults() -> None:
     defaults = RematConfig.resolve({}, {})
     assert defaults == RematConfig()
-    assert {row.name: str(getattr(defaults, row.name)) for row in dataclasses.fields(defaults)} == {
+    expected = {
         "memory_budget": "auto",
         "device": "detect",
         "capacity": "None",
@@ -192,6 +192,8 @@ def test_defaults() -> None:
         "plan_dir": "None",
         "log": "None",
     }
+    found = {row.name: str(getattr(defaults, row.name)) for row in dataclasses.fields(defaults)}
+    assert found == expected, "a new setting, or another default, has its row in `expected` of tests/test_config.py"
 
 
 def test_every_default_is_what_its_parser_makes_of_its_text() -> None:
@@ -301,7 +303,7 @@ def test_unknown_options_name_ours_and_inductors() -> None:
     text = str(caught.value)
     assert text.startswith("'memory_bugdet' is not an option of the backend remat. Allowed: memory_budget, device, ")
     assert text.endswith('any option of Inductor. Did you mean "memory_budget" or "memory_planning" (Inductor)?')
-    assert error_of(zzzzzz=1).endswith("plan_dir, log.")
+    assert error_of(zzzzzz=1).endswith(f"{', '.join(row.name for row in dataclasses.fields(RematConfig))}.")
     with pytest.raises(ConfigError, match="option names are strings"):
         split_options({3: 1}, ())  # type: ignore[dict-item]
 

@@ -155,7 +155,10 @@ def test_settings_are_all_described_with_their_defaults() -> None:
         r"^\| `(\w+)` \| .* \| (.*) \|$", (ROOT / "docs/reference/settings.md").read_text(), re.MULTILINE
     )
     config = compile_remat.RematConfig()
-    assert [name for name, _ in table] == [field.name for field in dataclasses.fields(config)]
+    names = [field.name for field in dataclasses.fields(config)]
+    assert [name for name, _ in table] == names, (
+        "docs/reference/settings.md has a row for each setting, in the order of config.py"
+    )
     absent = {"capacity": "the GPU's own", "instances": "`learn`", "time_limit": "by the graph's size"}
     for name, default in table:
         value = getattr(config, name)

@@ -28,12 +28,20 @@ SETTINGS = dataclasses.fields(RematConfig)
 
 def test_every_setting_is_an_argument_with_a_type_and_a_line() -> None:
     parameters = inspect.signature(options).parameters
-    assert list(parameters) == [row.name for row in SETTINGS]
+    where = "compile_remat/typed_options.py has each setting of config.py, in its order"
+    assert list(parameters) == [row.name for row in SETTINGS], f"{where}, as an argument of options()"
     assert {(p.kind, p.default) for p in parameters.values()} == {(inspect.Parameter.KEYWORD_ONLY, None)}
     hints = get_type_hints(options)
     assert all(hints[name] not in (object, Any) and type(None) in get_args(hints[name]) for name in parameters)
     told = (inspect.getdoc(options) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    assert re.findall(r"^    (\w+): [A-Z\"]", told, re.MULTILINE) == list(parameters)
+    described = re.findall(r"^    (\w+): [A-Z\"]", told, re.MULTILINE)
+    assert described == list(parameters), f"{where}, in the docstring of options()"
+
+
+def test_the_class_describes_every_setting() -> None:
+    told = (inspect.getdoc(RematConfig) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    described = re.findall(r"^    (\w+): ", told, re.MULTILINE)
+    assert described == [row.name for row in SETTINGS], "a line for each in the docstring of RematConfig, in config.py"
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
