@@ -36,7 +36,6 @@ from compile_remat._util import max_flow
 _PARTITIONERS = "torch._functorch.partitioners"
 P = private_module(_PARTITIONERS)  # its helpers are private and change between versions: checked by tests, not by types
 is_sym_node = private_name("torch.fx.experimental.proxy_tensor", "is_sym_node")
-py_sym_types = private_name("torch.fx.experimental.proxy_tensor", "py_sym_types")
 make_graph_module = private_name("torch.fx._lazy_graph_module", "_make_graph_module")
 
 WRITE = private_name("torch._inductor.inductor_prims", "force_stride_order")

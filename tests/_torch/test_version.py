@@ -135,7 +135,8 @@ HIDDEN = {
     "torch._inductor.choices": ["InductorChoices"],
     "torch._inductor.custom_graph_pass": ["CustomPartitionerFn"],
     "torch._inductor.virtualized": ["V"],
-    "torch.fx.experimental.proxy_tensor": ["is_sym_node", "py_sym_types"],
+    "torch.fx._lazy_graph_module": ["_make_graph_module"],
+    "torch.fx.experimental.proxy_tensor": ["is_sym_node"],
     "torch.fx.experimental.symbolic_shapes": ["optimization_hint", "size_hint"],
 }
 IMPORT = f"""
