@@ -44,6 +44,23 @@ class Squares:
         return self.identity
 
 
+class Rows:
+    """`x.pow(2)` becomes `x * x.view(rows, width)`, whose sizes may be symbols."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        found = graph.find_nodes(op="call_function", target=aten.pow.Tensor_Scalar)
+        for node in [node for node in found if node.args[1] == 2]:
+            x = node.args[0]
+            rows = graph.find_nodes(op="placeholder")[0]
+            with graph.inserting_before(node):
+                width = node.meta["val"].shape[1]
+                view = graph.call_function(aten.view.default, (x, [rows, width]))
+                made = graph.call_function(aten.mul.Tensor, (x, view))
+            view.meta, made.meta = dict(node.meta), dict(node.meta)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
 class Square(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.sin(x).pow(2)
@@ -117,6 +134,23 @@ def test_a_graph_with_its_backward_inside_is_rewritten_too() -> None:
         actual = torch.compile(torch.func.grad(loss), backend=remat, options=options)(x)
     assert squares.counts and max(squares.counts) > 0
     torch.testing.assert_close(actual, torch.func.grad(loss)(x))
+
+
+def test_the_check_of_values_adds_no_guard() -> None:
+    """A graph whose number of rows is a symbol serves all sizes; the pass reads the symbol."""
+
+    def loss(x: Tensor) -> Tensor:
+        return torch.sin(x).pow(2).sum()
+
+    torch.compiler.reset()
+    counters.clear()
+    options = {"memory_budget": "min", "compiler": "eager", "joint_passes": (Rows(),)}
+    compiled = torch.compile(loss, backend=remat, options=options)
+    for rows in (64, 96, 128):
+        x = torch.randn(rows, 8, requires_grad=True)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(loss(x), x))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def half_as_large(graph: fx.Graph) -> None:

@@ -1,19 +1,41 @@
 """Tracing without data: fake tensors, and the device that they claim to be on.
 
-Imports nothing of compile_remat.  Same in 2.11 to 2.15: ``FakeTensorMode``, ``FakeTensor.fake_device``, ``TorchDispatchMode``.
+Imports nothing of compile_remat but `operators`.  Same in 2.11 to 2.15: ``FakeTensorMode``, ``FakeTensor.fake_device``,
+``TorchDispatchMode``, the exceptions of operators that need data, and ``ShapeEnv.suppress_guards``.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from compile_remat._torch.operators import can_run_alone
+
+UNKNOWN = object()
+"""The result of an operator that cannot run without data."""
+
+_NEEDS_DATA = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedOperatorException,
+)
 
 
 @contextmanager
@@ -72,3 +94,39 @@ def copied_value(value: Any) -> Any:
         value.fake_device = device
     copied.fake_device = device
     return copied
+
+
+def fake_result(node: fx.Node) -> Any:
+    """Returns what a node's operator gives for the ``meta["val"]`` of its arguments; adds no guard.
+
+    `UNKNOWN` for an operator that cannot run without data, that writes in place or waits for other processes, for an argument
+    without a fake value, and on any device but a CPU and a CUDA device that is here: elsewhere no operator may run.
+
+    Raises:
+        Exception: The operator refuses its arguments.
+    """
+    nodes = node.all_input_nodes
+    if not can_run_alone(node.target) and node.target is not operator.getitem:
+        return UNKNOWN
+    if any("val" not in each.meta for each in nodes):
+        return UNKNOWN
+    values = [leaf for each in (*nodes, node) for leaf in tree_leaves(each.meta.get("val"))]
+    mode = detect_fake_mode(values)
+    devices = {leaf.device.type for leaf in values if isinstance(leaf, torch.Tensor)}
+    if mode is None or not all(map(_is_here, devices)):
+        return UNKNOWN
+    target: Any = node.target
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    with ExitStack() as contexts:
+        if mode.shape_env is not None:
+            contexts.enter_context(mode.shape_env.suppress_guards())
+            contexts.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+        contexts.enter_context(mode)
+        try:
+            return target(*args, **kwargs)
+        except _NEEDS_DATA:
+            return UNKNOWN
+
+
+def _is_here(device_type: str) -> bool:
+    return device_type in ("cpu", "meta") or (device_type == "cuda" and torch.cuda.is_available())

@@ -7,14 +7,17 @@ read: a pass sees plain operators.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.fake import UNKNOWN, fake_result
 from compile_remat._torch.input_mutation import writes_in_place
+from compile_remat._torch.operators import tree_leaves
+from compile_remat._torch.sizes import hint_shape, hint_strides
 from compile_remat._util.user_pass import UserPass
 from compile_remat.errors import PassError
 from compile_remat.passes.graph.outputs import changeable_outputs, owners_of_outputs
@@ -63,7 +66,7 @@ class _Nodes(dict[fx.Node, tuple[object, ...]]):
 def _after(given: UserPass, joint: joint_graph.Joint) -> joint_graph.Joint:
     """Returns the joint graph after one pass."""
     module = joint.module
-    known, before = frozenset(module.graph.nodes), _signature(module.graph)
+    nodes, before = _Nodes.of(module.graph), _signature(module.graph)
     by_plain = changeable_outputs(joint) - joint.left_alone  # plain torch.compile saves these, too
     are_by_plain = [owner in by_plain for owner in owners_of_outputs(joint)]
     try:
@@ -71,9 +74,9 @@ def _after(given: UserPass, joint: joint_graph.Joint) -> joint_graph.Joint:
         module.graph.lint()
     except Exception as error:
         raise PassError(given.name, f"failed: {type(error).__name__}: {error}") from error
-    if problem := _refused(module, known) or _changed(before, _signature(module.graph)):
+    if problem := _refused(module, nodes) or _changed(before, _signature(module.graph)):
         raise PassError(given.name, problem)
-    joint = joint_graph.reclassified(joint, known)
+    joint = joint_graph.reclassified(joint, nodes)
     if joint.readable is None:  # the graph has its backward inside: no code of others runs between the two
         return joint
     kept = {owner for owner, is_kept in zip(owners_of_outputs(joint), are_by_plain, strict=True) if is_kept}
@@ -89,17 +92,54 @@ def _changed(before: dict[str, str], after: dict[str, str]) -> str:
     return ""
 
 
-def _refused(module: fx.GraphModule, known: Collection[fx.Node]) -> str:
-    """Returns the first problem of a node that is not in `known`, in words; empty if there is none."""
+def _refused(module: fx.GraphModule, before: _Nodes) -> str:
+    """Returns the first problem of a node that is new or changed, in words; empty if there is none."""
+    changed = [node for node in before.changed(module.graph) if node.op == "call_function"]
     written = writes_in_place(module)
-    for node in module.graph.nodes:
-        if node.op != "call_function" or node in known:
-            continue
+    for node in changed:
+        has = "added" if node not in before else "changed"
         if "val" not in node.meta:
             return f'gave its node {node.name} no meta["val"], from which the planner reads sizes'
         if node in written:
-            return f"added {node.name}, which writes in place: an operator that is recomputed would read other values"
+            return f"{has} {node.name}, which writes in place: an operator that is recomputed would read other values"
+    readers = dict.fromkeys(reader for node in changed for reader in node.users if reader.op == "call_function")
+    for node in {**dict.fromkeys(changed), **readers}:
+        if problem := _untrue(node, with_strides=node not in before):
+            return problem
     return ""
+
+
+def _untrue(node: fx.Node, *, with_strides: bool) -> str:
+    """Returns how the node's ``meta["val"]`` differs from what its operator gives, in words; empty if it does not.
+
+    Args:
+        with_strides: False for a node of torch's: its passes keep sizes true, and strides not always.
+    """
+    try:
+        given = fake_result(node)
+    except Exception as error:
+        return f"left the node {node.name}, whose operator refuses its arguments: {type(error).__name__}: {error}"
+    if given is UNKNOWN:
+        return ""
+    for has_strides in (False, True) if with_strides else (False,):
+        told, found = _tensors(node.meta["val"], has_strides), _tensors(given, has_strides)
+        if told != found:
+            return f'left the node {node.name} with a meta["val"] of {told}, and {node.target} gives {found}'
+    return ""
+
+
+def _tensors(value: object, with_strides: bool) -> str:
+    """Returns the dtype, the sizes and, if asked, the strides of each tensor of a result; the stride of one row is 0."""
+    return ", ".join(_tensor(each, with_strides) for each in tree_leaves(value) if isinstance(each, torch.Tensor))
+
+
+def _tensor(value: torch.Tensor, with_strides: bool) -> str:
+    shape = hint_shape(value)
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(shape)}"
+    if not with_strides or value.layout is not torch.strided or 0 in shape:
+        return text
+    strides = [stride if size > 1 else 0 for size, stride in zip(shape, hint_strides(value), strict=True)]
+    return f"{text} with strides {strides}"
 
 
 def _signature(graph: fx.Graph) -> dict[str, str]:

@@ -172,6 +172,51 @@ def in_place(graph: fx.Graph) -> None:
     added.meta = dict(node.meta)
 
 
+def of_one_element(graph: fx.Graph) -> None:
+    """Sizes that are copied from a wrong node broadcast, and lint sees nothing."""
+    products(graph)
+    (product,) = graph.find_nodes(op="call_function", target=aten.mul.Tensor)[:1]
+    product.meta["val"] = product.meta["val"][:1, :1]
+
+
+def of_another_type(graph: fx.Graph) -> None:
+    products(graph)
+    (product,) = graph.find_nodes(op="call_function", target=aten.mul.Tensor)[:1]
+    product.meta["val"] = product.meta["val"].float()
+
+
+def of_other_strides(graph: fx.Graph) -> None:
+    products(graph)
+    (product,) = graph.find_nodes(op="call_function", target=aten.mul.Tensor)[:1]
+    product.meta["val"] = product.meta["val"].t().contiguous().t()
+
+
+def changed_to_write(graph: fx.Graph) -> None:
+    (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
+    node.target = aten.sin_.default
+
+
+def changed_to_sum(graph: fx.Graph) -> None:
+    """An old node has another operator, whose result is smaller than its value still says."""
+    (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
+    node.target, node.args = aten.sum.dim_IntList, (node.args[0], [0], True)
+
+
+def changed_with_its_value(graph: fx.Graph) -> None:
+    """The value of the changed node is true; those of its readers are no longer."""
+    (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
+    node.target, node.args = aten.sum.dim_IntList, (node.args[0], [0], True)
+    node.meta["val"] = node.meta["val"][:1]
+
+
+def of_sizes_that_do_not_fit(graph: fx.Graph) -> None:
+    (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
+    with graph.inserting_before(node):
+        added = graph.call_function(aten.mm.default, (node.args[0], node.args[0]))
+    added.meta = dict(node.meta)
+    node.args = (added,)
+
+
 def broken(graph: fx.Graph) -> None:
     raise KeyError("no such node")
 
@@ -187,6 +232,25 @@ def broken(graph: fx.Graph) -> None:
         (one_output_less, "changed output 2 from float64[8, 8] on cpu to nothing"),
         (one_input_more, "changed input 3 from nothing to primals_9"),
         (in_place, "added neg__default, which writes in place"),
+        (changed_to_write, "changed sin, which writes in place"),
+        (
+            of_one_element,
+            'left the node mul_tensor with a meta["val"] of float64[1, 1], and aten.mul.Tensor gives float64[4, 8]',
+        ),
+        (
+            of_another_type,
+            'left the node mul_tensor with a meta["val"] of float32[4, 8], and aten.mul.Tensor gives float64[4, 8]',
+        ),
+        (
+            of_other_strides,
+            'left the node mul_tensor with a meta["val"] of float64[4, 8] with strides [1, 4], and aten.mul',
+        ),
+        (
+            changed_to_sum,
+            'left the node sin with a meta["val"] of float64[4, 8], and aten.sum.dim_IntList gives float64[1, 8]',
+        ),
+        (changed_with_its_value, 'left the node pow_1 with a meta["val"] of float64[4, 8], and aten.pow'),
+        (of_sizes_that_do_not_fit, "left the node mm_default, whose operator refuses its arguments: RuntimeError: "),
     ],
 )
 def test_a_pass_that_breaks_the_graph_is_named(run: Callable[[fx.Graph], object], said: str) -> None:
