@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from compile_remat._util.suggestions import closest, did_you_mean
 from compile_remat._util.user_pass import UserPass
@@ -29,6 +29,7 @@ NARROW_IS_GONE = (
 
 _LOG = logging.getLogger("compile_remat")
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
 def _row(parse: Callable[[object], _T], default: _T) -> _T:
@@ -186,6 +187,24 @@ def _mode(raw: object) -> str | None:
     return None if name == "none" else name
 
 
+def takes_settings(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Returns `function`, which has an argument for each setting, with a ConfigError and a suggestion for any other name."""
+    named: Callable[..., _T] = function
+
+    @functools.wraps(function)
+    def checked(*values: _P.args, **settings: _P.kwargs) -> _T:
+        return named(*values, **split_options(settings, ())[0])
+
+    return checked
+
+
+def _made_of_settings(of: type[_T]) -> type[_T]:
+    """Returns the dataclass, whose construction is as that of `takes_settings`."""
+    of.__init__ = takes_settings(of.__init__)  # type: ignore[method-assign]
+    return of
+
+
+@_made_of_settings
 @dataclass(frozen=True)
 class RematConfig:
     """Every setting, parsed. Values are given as a user writes them: `RematConfig(memory_budget="8GiB")` works.

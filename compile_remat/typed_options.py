@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from compile_remat.config import parsed
+from compile_remat.config import parsed, takes_settings
 
 
+@takes_settings
 def options(
     *,
     memory_budget: Literal["auto", "min", "max"] | str | float | None = None,
@@ -64,7 +65,7 @@ def options(
         log: Lowest level of the messages that the logger `compile_remat` shows; by default the logger is left as it is.
 
     Raises:
-        ConfigError: A value is invalid; the message names the setting and the allowed values.
+        ConfigError: A name or a value is invalid; the message names the setting and the allowed values, or the name that is meant.
 
     Examples:
         >>> compile_remat.options(memory_budget=0.5, report_dir="reports")

@@ -64,8 +64,22 @@ def test_the_dict_has_what_was_given_as_it_was_given() -> None:
 def test_a_bad_value_is_refused_before_anything_is_compiled() -> None:
     with pytest.raises(ConfigError, match=r"memory_budget = 20 \(from an argument of options\).*write \"20MiB\""):
         options(memory_budget=20)
-    with pytest.raises(TypeError, match="memory_bugdet"):
-        options(memory_bugdet=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_mistyped_name_has_the_same_suggestion_wherever_settings_are_named() -> None:
+    wrong: dict[str, Any] = {"memory_bugdet": 0.5}
+    said = (
+        r"^'memory_bugdet' is not an option of the backend remat\. Allowed: .*log\. Did you mean \"memory_budget\"\?$"
+    )
+    for function in (options, RematConfig):
+        with pytest.raises(ConfigError, match=said):
+            function(**wrong)
+    with pytest.raises(ConfigError, match=said.replace("log", "log, or any option of Inductor").removesuffix(r"\?$")):
+        trained(wrong)
+    with pytest.raises(TypeError, match="positional"):
+        options(0.5)  # type: ignore[call-arg]
+    assert list(inspect.signature(RematConfig).parameters) == [row.name for row in SETTINGS], "an editor shows them"
 
 
 # -- a RematConfig as options -----------------------------------------------------------------------------------------
@@ -114,14 +128,17 @@ def test_a_config_as_options_gives_the_same_config() -> None:
 
 RIGHT = """
 import torch
-from compile_remat import explain, options
+from compile_remat import RematConfig, explain, options
 
 model = torch.nn.Linear(2, 2)
 torch.compile(model, backend="remat", options=options(memory_budget=0.5, slices="auto", time_limit=3))
 model.compile(backend="remat", options=options(memory_budget="20GiB") | {"max_autotune": True})
 explain(model, torch.ones(2), **options(memory_budget=0.5))
 """
-WRONG = ("memory_bugdet=0.5", 'gradients="erly"', "memory_budget=[1]", 'check="yes"')
+WRONG = (
+    "options(memory_bugdet=0.5)", 'options(gradients="erly")', "options(memory_budget=[1])", 'options(check="yes")',
+    "RematConfig(memory_bugdet=0.5)", "RematConfig(check=[1])",
+)  # fmt: skip
 CHECKERS = {"mypy": [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"], "pyright": ["pyright"]}
 
 
@@ -136,7 +153,7 @@ def test_checkers_take_the_right_and_refuse_the_wrong(checker: str, tmp_path: Pa
     package.mkdir()
     for path in [*(ROOT / "compile_remat").iterdir(), ROOT / "passes", ROOT / "cost_models"]:
         (package / path.name).symlink_to(path)
-    program = RIGHT + "".join(f"options({wrong})\n" for wrong in WRONG)
+    program = RIGHT + "".join(f"{wrong}\n" for wrong in WRONG)
     (tmp_path / "program.py").write_text(program)
     last = RIGHT.count("\n")
     python = ["--pythonpath", sys.executable] if checker == "pyright" else [f"--cache-dir={tmp_path / 'cache'}"]
