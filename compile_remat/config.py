@@ -172,7 +172,7 @@ def _folder(raw: object) -> str | None:
     if raw is None:
         return None
     text = os.fspath(raw) if isinstance(raw, (str, os.PathLike)) else ""
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ConfigError(f"{raw!r} is not a path. Allowed: the path of a folder, or none.")
     return None if text.strip().lower() == "none" else os.path.abspath(os.path.expanduser(text))
 

@@ -357,3 +357,15 @@ def _both(nbytes: int) -> str:
 def warn(message: str, category: type[Warning] = PlannerWarning) -> None:
     """Warn at the user's line, once in a process for one message: a request is not fulfilled, and training continues."""
     warn_user(message if message.startswith("compile_remat") else PREFIX + message, category)
+
+
+def warn_unwritable(setting: str, folder: str, error: OSError, lost: str) -> None:
+    """Warn, once for a folder and a cause, that the files of a setting cannot be written, and that training goes on.
+
+    Args:
+        lost: A clause that says what there is without them.
+    """
+    warn(
+        f"{setting}: {folder} cannot be written ({error.strerror or error}); training goes on, {lost}. "
+        f"What to do: set {setting} to a folder with write access and free space, or leave it out."
+    )

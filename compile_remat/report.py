@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,13 +16,12 @@ from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.size_range import SizeRange
 from compile_remat._util.units import common_unit, format_bytes, format_time
+from compile_remat.errors import warn_unwritable
 from compile_remat.pages.figures import PREDICTED, PageFigures
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import NodeTable, Plan, PlanOption, Status
 from compile_remat.passes.pictures.plan_pictures import PlanPictures
 from compile_remat.report_table import Reports
-
-LOG = logging.getLogger("compile_remat")
 
 _REPORTS: list[Report] = []
 _FOLDER: list[str] = []
@@ -356,12 +354,12 @@ def write_to(report_dir: str | None) -> None:
 
 
 def write(report: Report, report_dir: str) -> None:
-    """Write ``<report_dir>/<graph key>.rank<rank>.json``; if that fails, log a warning and let training go on."""
+    """Write ``<report_dir>/<graph key>.rank<rank>.json``; if that fails, warn and let training go on."""
     path = Path(report_dir) / f"{report.graph_key}.rank{os.environ.get('RANK', '0')}.json"
     try:
         write_atomically(path, report.to_json())
     except OSError as error:
-        LOG.warning("report_dir: the report %s cannot be written (%s)", path, error)
+        warn_unwritable("report_dir", report_dir, error, "with its reports in `reports()` alone")
 
 
 def amend(report: Report, report_dir: str | None, **changes: Any) -> None:

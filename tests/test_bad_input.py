@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,16 +181,29 @@ def test_a_plan_above_the_budget_is_obeyed_with_a_warning(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["taken", "a" * 5000])
-def test_folders_that_cannot_be_written_do_not_stop_training(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folders_that_cannot_be_written_do_not_stop_training(name: str, tmp_path: Path) -> None:
+    """One warning for each folder, however many graphs and steps would write into it."""
     (tmp_path / "taken").write_text("a file")
     taken = tmp_path / name
-    with pytest.warns(PlannerWarning, match="plan_dir.*cannot be written"):
-        trained(memory_budget="min", plan_dir=taken / "plans", report_dir=taken / "reports")
-    assert "report_dir" in caplog.text
-    (report,) = compile_remat.reports()
-    assert report.status != "FALLBACK"
+    cause = r"\((Not a directory|File name too long)\); training goes on, .*What to do: set "
+    with pytest.warns(PlannerWarning) as said, compile_remat.measured_step():
+        for memory_budget in ("min", "max"):
+            trained(memory_budget=memory_budget, plan_dir=taken / "plans", report_dir=taken / "reports")
+            torch.compiler.reset()
+    texts = sorted(str(warning.message) for warning in said if issubclass(warning.category, PlannerWarning))
+    assert len(texts) == 2
+    for text, setting in zip(texts, ("plan", "report"), strict=True):
+        folder = re.escape(str(taken / f"{setting}s"))
+        assert re.fullmatch(
+            f"compile_remat: {setting}_dir: {folder} cannot be written {cause}{setting}_dir to .*", text
+        )
+    assert "FALLBACK" not in {report.status for report in compile_remat.reports()}
+
+
+@pytest.mark.parametrize("setting", ["plan_dir", "report_dir"])
+def test_a_folder_that_is_no_path_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} = .* is not a path"):
+        trained(**{setting: "a\0b"})
 
 
 # -- models and inputs ------------------------------------------------------------------------------------------------

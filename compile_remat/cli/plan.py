@@ -238,7 +238,7 @@ def _written(path: str, write: Callable[[str], object]) -> None:
     try:
         write(path)
     except OSError as error:
-        raise RematError(f"{path} cannot be written ({error})") from None
+        raise RematError(f"{path} cannot be written ({error.strerror or error})") from None
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import in_one_unit
-from compile_remat.errors import PlanMismatchError, warn
+from compile_remat.errors import PlanMismatchError, warn, warn_unwritable
 from compile_remat.passes import Plan, Planner, PlanOption, Problem, Status
 from compile_remat.passes.problem.constant_inputs import has_snapshots, without_snapshots
 from compile_remat.passes.problem.tags import MUST, obeying
@@ -134,4 +134,4 @@ def store_plan(plan: Plan, plan_dir: str | None, key: str = "") -> None:
     try:
         write_atomically(path, plan.to_json() + "\n")
     except OSError as error:
-        warn(f"plan_dir: {path} cannot be written ({error}); the next process plans again")
+        warn_unwritable("plan_dir", str(path.parent), error, "and the next process plans again")

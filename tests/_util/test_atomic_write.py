@@ -30,9 +30,15 @@ def test_a_failure_leaves_the_old_content_and_no_draft(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.json").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(IsADirectoryError) as caught:
         write_atomically(tmp_path / "a.json", "text")
+    assert caught.value.filename == str(tmp_path / "a.json"), "not the draft's name, which differs each time"
     assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
+
+
+def test_a_full_device_is_named() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_atomically(Path("/dev/full"), "text")
 
 
 def test_the_target_of_a_link_is_written(tmp_path: Path) -> None:

@@ -284,9 +284,7 @@ def test_a_full_disk_does_not_cost_the_plan(
     assert cli.main(["plan", *MODEL, "--no-largest-batch", "--html", "page.html"]) == 2
     out, err = capsys.readouterr()
     assert "lowest reachable" in out
-    assert (
-        err.splitlines()[-1] == "compile-remat plan: page.html cannot be written ([Errno 28] No space left on device)"
-    )
+    assert err.splitlines()[-1] == "compile-remat plan: page.html cannot be written (No space left on device)"
 
 
 def test_a_batch_for_which_nothing_is_left_says_what_takes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
