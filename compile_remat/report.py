@@ -80,7 +80,8 @@ class Report(Viewable):
         runs_now: True if the plan may run in the next step; False once another plan has replaced it.
         step_peak_bytes: The predicted peak of the whole step, after a joint allocation; None before.
         step_budget_bytes: The budget of the step in that allocation; None if the lowest peak is requested.
-        module: The class of the compiled module, or the name of the compiled function; empty if unknown.
+        module: The class of the compiled module, the user's own rather than one of torch's, or the name of the compiled function;
+            empty if unknown.
     """
 
     graph_key: str

@@ -100,6 +100,25 @@ def loss_of(x: torch.Tensor) -> torch.Tensor:
     return NET(x).sum()
 
 
+class Me(nn.Module):
+    """Has a container, and another name for `self`."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*parts)
+
+    def forward(me, x: torch.Tensor) -> torch.Tensor:
+        return me.body(x).sin()  # type: ignore[no-any-return]
+
+
+def _wrapped() -> nn.Module:
+    """Returns a module whose forward is in a function, as Accelerate leaves it."""
+    module = Me(nn.Linear(8, 8))
+    given = module.forward
+    module.forward = lambda *inputs, **named: given(*inputs, **named)  # type: ignore[method-assign]
+    return module
+
+
 def _breaking() -> nn.Module:
     net = Net()
     net.breaks = True
@@ -115,8 +134,23 @@ def _breaking() -> nn.Module:
         (Loop().step, ["Loop.step"]),
         (lambda x: (x @ x.T).sin(), ["<lambda>"]),
         (_breaking(), ["Net", "Net"]),
+        (Me(nn.Linear(8, 8)), ["Me"]),
+        (_wrapped(), ["Me"]),
+        (nn.DataParallel(Net(), device_ids=[]), ["Net"]),
+        (Me(nn.Linear(8, 8)).forward, ["Me"]),
     ],
-    ids=["a module", "a container", "a function of a module", "of two", "of none", "with a break"],
+    ids=[
+        "a module",
+        "a container",
+        "a function of a module",
+        "of two",
+        "of none",
+        "with a break",
+        "a container inside",
+        "a wrapped forward",
+        "a wrapper of torch's",
+        "a method",
+    ],
 )
 def test_a_graph_bears_the_name_of_its_module(fresh: None, compiled: object, names: list[str]) -> None:
     x = torch.randn(4, 8, requires_grad=True)
