@@ -167,10 +167,10 @@ RUN = (
     "getting-started.md",
     *(
         f"guides/{name}.md"
-        for name in ("gradient-accumulation", "evaluation", "resuming", "early-gradients", "several-graphs")
+        for name in ("gradient-accumulation", "evaluation", "resuming", "early-gradients", "several-graphs", "own-loop")
     ),
 )
-"""Pages whose blocks are a program, one after the other."""
+"""Pages whose blocks are a program, one after the other; a block that begins with the path of a script is a part of that one."""
 
 
 @pytest.mark.full
@@ -180,14 +180,26 @@ def test_the_code_of_a_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    blocks = [block for block in blocks if not block.startswith("# examples/")]
     assert blocks
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, page, "exec"), names)
     assert "Error" not in capsys.readouterr().out
+    if page.endswith("own-loop.md"):
+        said = re.findall(r"# (\d+) (\d+)$", blocks[-1], re.MULTILINE)
+        assert said == [(str(names["measured"].peak_bytes), str(compile_remat.reports()[-1].predicted_peak_bytes))]
     if page.endswith("accumulation.md"):
         train = names["train"]
         assert train(2) - train(1) == sum(parameter.nbytes for parameter in names["model"].parameters())
+
+
+@pytest.mark.parametrize("page", [*DOCS.rglob("*.md")], ids=lambda page: page.name)
+def test_a_part_of_a_script_is_as_in_the_script(page: Path) -> None:
+    for script, part in re.findall(
+        r"^```python\n# (examples/\S+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+    ):
+        assert part in (DOCS.parent / script).read_text()
 
 
 FUNCTIONS = [name for name in compile_remat.__all__ if inspect.isfunction(getattr(compile_remat, name))]
