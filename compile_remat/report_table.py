@@ -16,6 +16,9 @@ ALIGN = "lrrrrrll"
 KEY = 8
 """Shown letters of the key of a graph, of sixteen: enough to find its file in `report_dir`."""
 
+UNKNOWN = "(unknown)"
+"""The name of a graph that was compiled outside of Dynamo."""
+
 EMPTY = "No graph that trains is compiled yet: each has a row here after its first step."
 UNMEASURED = (
     "measured: on a GPU in the first steps, elsewhere in a step inside of `with compile_remat.measured_step():`"
@@ -83,7 +86,7 @@ def _row(report: Report) -> tuple[str, ...]:
         cells[0] = f"{report.budget} ({cells[0]})"
     extra = "-" if plan is None else f"{plan.extra_share:+.1%}, {format_time(plan.time_ns - plan.base.time_ns)}"
     status = report.status if report.runs_now else f"{report.status}, replaced"
-    return (report.module or "(unknown)", *cells, extra, status, report.graph_key[:KEY])
+    return (report.module or UNKNOWN, *cells, extra, status, report.graph_key[:KEY])
 
 
 def _html_row(tag: str, cells: tuple[str, ...]) -> str:

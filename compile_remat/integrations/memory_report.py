@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import compile_remat
 from compile_remat._util.units import MIB, format_bytes
+from compile_remat.report_table import UNKNOWN
 
 if TYPE_CHECKING:  # to import it takes torch, which a callback imports when training begins
     from compile_remat.report import Report
@@ -93,17 +94,22 @@ class MemoryReport:
         return ran or list(planned.values())  # under `install` nobody knows which graphs run
 
     def lines(self) -> list[str]:
-        """One line for each graph that ran, one for the step, one for the largest batch."""
+        """One line for each graph that ran, its name first and its key last; one for the step, one for the largest batch."""
         ran = self._ran()
         if not ran:
             return [f"no graph with a plan: forward and backward took {mebibytes(self.measured.peak_bytes)}"]
         found = [
-            f"graph {report.graph_key}: memory_budget {report.budget} ({mebibytes(report.budget_bytes)}), "
-            f"predicted peak {mebibytes(report.predicted_peak_bytes)}, measured {mebibytes(report.measured_peak_bytes)}"
+            f"{report.module or UNKNOWN}: memory_budget {report.budget} ({mebibytes(report.budget_bytes)}), "
+            f"predicted peak {mebibytes(report.predicted_peak_bytes)}, measured {mebibytes(report.measured_peak_bytes)}, "
+            f"graph {report.graph_key}"
             for report in ran
         ]
         found.append(f"forward and backward: measured peak {mebibytes(self.measured.peak_bytes)}")
-        found += [f"the budget holds for {report.size_range}" for report in ran if report.size_range is not None]
+        found += [
+            f"{report.module or UNKNOWN}: the budget holds for {report.size_range}"
+            for report in ran
+            if report.size_range is not None
+        ]
         if self.build is not None:
             largest = compile_remat.largest_batch(self.build, **self.settings)
             found.append(f"largest batch on {self.settings['device']}: {largest.batch}")

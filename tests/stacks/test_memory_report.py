@@ -42,7 +42,8 @@ def test_budget_predicted_and_measured_peak_and_the_largest_batch(capsys: pytest
     (found,) = compile_remat.reports()
     assert found.measured_peak_bytes == report.measured.peak_bytes
     graph, step, largest = report.text.splitlines()
-    assert graph.startswith(f"graph {found.graph_key}: memory_budget min (-), predicted peak 0.")
+    assert graph.startswith("Net: memory_budget min (-), predicted peak 0.")
+    assert graph.endswith(f" MiB, graph {found.graph_key}")
     assert step.startswith("forward and backward: measured peak 0.")
     assert largest.startswith("largest batch on l4: ") and int(largest.split()[-1]) > 256
     assert capsys.readouterr().out.count("largest batch") == 1
