@@ -27,7 +27,8 @@ from compile_remat.planning.settings import without_identity
 from compile_remat.report import Report, record
 
 UNFUSED = (
-    "compiler = 'eager' runs operator by operator: tensors that Inductor would fuse into one kernel take memory as well"
+    "compiler = 'eager' runs operator by operator: tensors that Inductor would fuse into one kernel take memory as well. How much "
+    "is not known before a step is measured (compile_remat.measured_step), and the predicted peak is without it"
 )
 """Caveat of every plan that is not run by Inductor; the warning appears once in a process."""
 

@@ -50,6 +50,12 @@ def test_a_budget_that_is_run_unfused_is_said_once_and_in_every_row(own_caches: 
     x = torch.ones(256, 128)
     call.zero_grad(set_to_none=True)
     assert peak_bytes(lambda: call(x).backward(x), "cpu").peak_bytes > BUDGET  # true
+    call.zero_grad(set_to_none=True)
+    with compile_remat.measured_step():
+        call(x).backward(x)
+    report = compile_remat.reports()[-1]
+    assert report.measured_peak_bytes and report.predicted_peak_bytes
+    assert report.measured_peak_bytes > BUDGET >= report.predicted_peak_bytes, "as the warning says"
 
 
 @pytest.mark.parametrize("budget", ["max", "min", "auto"])
