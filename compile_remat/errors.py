@@ -5,6 +5,8 @@ and a trip through a worker process. If the advice depends on the situation, the
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from compile_remat._util.live_buffer import LiveBuffer
@@ -46,6 +48,17 @@ class MissingExtraError(RematError, ImportError):
 
     def __str__(self) -> str:
         return f"this needs {self.package}, which is not installed: pip install 'compile-remat[{self.extra}]'"
+
+
+@contextmanager
+def needed(package: str, extra: str) -> Iterator[None]:
+    """Inside, importing a package that is not installed raises MissingExtraError; another error of its import stays as it is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise MissingExtraError(package, extra) from None
 
 
 class CheckWarning(UserWarning):

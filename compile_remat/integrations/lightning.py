@@ -2,15 +2,11 @@
 
 from typing import Any
 
-from compile_remat.errors import MissingExtraError
+from compile_remat.errors import needed
 from compile_remat.integrations.memory_report import MemoryReport
 
-try:
+with needed("lightning", "lightning"):
     from lightning.pytorch.callbacks import Callback
-except ModuleNotFoundError as error:
-    if error.name != "lightning":
-        raise
-    raise MissingExtraError("lightning", "lightning") from None
 
 
 class MemoryCallback(Callback):

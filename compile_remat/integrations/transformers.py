@@ -2,15 +2,11 @@
 
 from typing import Any
 
-from compile_remat.errors import MissingExtraError
+from compile_remat.errors import needed
 from compile_remat.integrations.memory_report import MemoryReport
 
-try:
+with needed("transformers", "transformers"):
     from transformers import TrainerCallback
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise
-    raise MissingExtraError("transformers", "transformers") from None
 
 
 class MemoryCallback(TrainerCallback):
