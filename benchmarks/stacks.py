@@ -5,8 +5,8 @@
 Each tool trains the toy model of its script in examples/stacks three times, in a process of its own: plainly, plainly with another
 number of threads, and at a share of plain torch.compile's peak. "difference" is the largest difference of a loss to plain's,
 as a share of plain's; "by threads" is that of the two plain runs, from additions in another order. "measured" is the peak of one
-forward and backward, "plain" that of plain torch.compile, where the script measures it. "extra time" is the planned one, as a share
-of the step. They are the figures of `compile_remat.integrations.MemoryReport`.
+forward and backward, "plain" that of plain torch.compile. "extra time" is the planned one, as a share of the step. They are the
+figures of `compile_remat.integrations.MemoryReport`.
 
 Rows are stored in OUT one by one, and those that are there already are not made again; `--show` makes none. Tools that are not
 installed (`make test-stacks` installs them) have a row that says so.

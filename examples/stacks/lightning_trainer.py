@@ -112,8 +112,7 @@ def fabric_loop(budget: str | float | None, steps: int = 4, **arguments: Any) ->
     losses = []
     for index, batch in enumerate(loader):
         is_accumulating = index % 2 == 0
-        if budget is not None:
-            report.begin()
+        report.begin()
         with fabric.no_backward_sync(net, enabled=is_accumulating):
             loss = net(*batch)
             fabric.backward(loss)
@@ -138,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     if arguments.fabric:
         losses = fabric_loop(budget, precision=arguments.precision)
     else:
-        losses = fit(budget, [] if arguments.plain else [MemoryCallback()], precision=arguments.precision)
+        losses = fit(budget, [MemoryCallback()], precision=arguments.precision)
     print("losses", " ".join(f"{loss:.5f}" for loss in losses))
     return losses
 

@@ -103,8 +103,7 @@ def train(name: str, budget: str | float | None, steps: int = 3, batch: int = 16
     losses = []
     for _ in range(steps):
         given = inputs(name, batch, device)
-        if budget is not None:
-            report.begin()
+        report.begin()
         loss = model(*given)
         loss.backward()
         report.end()

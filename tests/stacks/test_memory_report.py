@@ -61,7 +61,7 @@ def test_a_step_without_a_plan_says_only_what_was_measured() -> None:
     assert report.figures() == {} and report.postfix() == ""
     report.begin()
     report.end()
-    assert report.text == "no graph with a plan: forward and backward took 0.0 MiB"
+    assert report.text == "no graph with a plan: forward and backward took 0 B"
     assert report.figures() == {"remat_measured_mib": 0.0}
 
 
