@@ -12,7 +12,12 @@ from pathlib import Path
 from benchmarks.pages import overview, reports
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs/results.md", *sorted((ROOT / "docs/results").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs/results.md",
+    *(ROOT / f"docs/guides/{name}.md" for name in ("lightning", "timm-diffusers")),
+    *sorted((ROOT / "docs/results").glob("*.md")),
+)
 
 BLOCK = re.compile(r"<!-- ([\w./]+): begin -->(\n+).*?<!-- \1: end -->", re.DOTALL)
 """A block, with its name and the lines between a mark and the text."""

@@ -1,9 +1,11 @@
-"""Tables over several stored results: a line for each model on README.md and docs/results.md, and the rows that fall short."""
+"""Tables over several stored results, or of some rows of one: a line for each model on README.md and docs/results.md, the rows
+that fall short, the tools of a guide.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import first_step, gap, gpu_peaks, promise
+from benchmarks import first_step, gap, gpu_peaks, promise, stacks
 from benchmarks.common import frontier
 from benchmarks.common.harness import mib, ms, percent
 from benchmarks.common.result_rows import Row
@@ -142,6 +144,16 @@ def time_table() -> str:
     return markdown_table((titles, lines))
 
 
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def tool_table(*libraries: str) -> Callable[[], str]:
+    """Returns a function that makes a table of the tools whose names begin with one of those of libraries."""
+    return lambda: markdown_table(
+        stacks.table([row for row in rows_of("stacks_cpu.json") if row.tool.startswith(libraries)])
+    )
+
+
 # -- misses -----------------------------------------------------------------------------------------------------------
 
 
@@ -172,4 +184,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "gaps": _summed_up(gap_table, "gap_cpu.json"),
     "times": _summed_up(time_table, "first_step_cpu.json", "planning_time_cpu.json"),
     "misses": miss_table,
+    "lightning_tools": tool_table("Lightning", "Fabric"),
+    "vision_models": tool_table("timm", "diffusers"),
 }

@@ -13,9 +13,12 @@ from tests.stacks.promise import assert_same, assert_within_budget, planned
 pytest.importorskip("lightning", reason="lightning is not installed: make test-stacks")
 
 import lightning_trainer
+from lightning import Fabric
+from lightning.fabric.loggers import CSVLogger as FabricLogger
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
+from compile_remat.integrations import MemoryReport
 from compile_remat.integrations.lightning import MemoryCallback
 
 
@@ -57,3 +60,23 @@ def test_fabric(precision: str) -> None:
     converted_bytes = 2 * 2 * 512 * 64 if precision == "bf16-mixed" else 0
     assert full.measured_peak_bytes is not None
     assert_within_budget(full.measured_peak_bytes - converted_bytes, full.budget_bytes)
+
+
+def test_fabrics_log_has_the_figures_of_a_model_that_is_compiled_in_place(tmp_path: Path) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1, loggers=FabricLogger(tmp_path, flush_logs_every_n_steps=1))
+    net = lightning_trainer.Net()
+    net.compile(backend="remat", options={"memory_budget": 0.5, "compiler": "eager"})
+    net, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters()))
+    report = MemoryReport()
+    for step in range(4):
+        report.begin()
+        fabric.backward(net(torch.randn(64, 64), torch.randn(64, 64)))
+        report.end()
+        fabric.log_dict({"step_of_loop": step, **report.figures()}, step=step)
+        optimizer.step()
+        optimizer.zero_grad()
+    with next(tmp_path.rglob("metrics.csv")).open() as file:
+        rows = list(csv.DictReader(file))
+    figures = report.figures()
+    assert len(figures) == 4 and [bool(row["remat_measured_mib"]) for row in rows] == [False, False, True, True]
+    assert {name: float(rows[3][name]) for name in figures} == pytest.approx(figures)
