@@ -1,13 +1,18 @@
-"""Decides which kernels Inductor may fuse under a plan: a fusion must not raise the memory in use between their positions.
+"""Decides which kernels Inductor may fuse under a plan: a fusion must not raise the graph's peak.
 
 Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.  A fusion moves one kernel to the position of the other: the
 outputs of the moved kernel live longer, and the inputs of the other kernel no longer die before these outputs are written.
+
+There are two passes over the kernels.  In the first, a fusion must not raise the memory in use between the two positions.  The
+peak of the kernels that result is the limit of the second pass, in which Inductor fuses again: there a fusion may raise the memory
+around it, up to that limit.  So the graph has the peak of the first pass, and no kernels more than its memory asks for.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -44,16 +49,31 @@ class GuardedChoices(InductorChoices):
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
         order = _order_of(scheduler)
-        if order.pulls_over_extern(scheduler, node1, node2):
+        if order.limit_bytes is None and order.pulls_over_extern(scheduler, node1, node2):
+            order.has_refused = True
             return False
-        return order.keeps_memory(scheduler.name_to_fused_node, node1, node2)
+        return order.allows(scheduler.name_to_fused_node, node1, node2)
 
     @staticmethod
     def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
         """Returns Inductor's answer for a kernel and its reader, but False if memory would rise."""
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
-        return _order_of(scheduler).keeps_memory(scheduler.name_to_fused_node, node1, node2)
+        return _order_of(scheduler).allows(scheduler.name_to_fused_node, node1, node2)
+
+
+def fuse_up_to_peak(nodes: list[Any]) -> list[Any]:
+    """Returns the fused kernels of a scheduler, with more of them fused as long as the graph's peak stays what it is.
+
+    Args:
+        nodes: The scheduler's nodes once Inductor has fused what the first pass allows.
+    """
+    if not nodes or (order := _orders.get(nodes[0].scheduler)) is None or not order.has_refused:
+        return nodes
+    scheduler = nodes[0].scheduler
+    order.limit_bytes = order.levels(scheduler.name_to_fused_node).peak_bytes
+    fused: list[Any] = scheduler.fuse_nodes(nodes)
+    return fused
 
 
 class PlannedOrder:
@@ -61,6 +81,10 @@ class PlannedOrder:
 
     Args:
         returned: Names of the buffers that the graph returns.
+
+    Attributes:
+        has_refused: True once a fusion was refused in the first pass.
+        limit_bytes: The graph's peak after the first pass; None during it.
     """
 
     def __init__(self, scheduler: Any, returned: Iterable[str]) -> None:
@@ -69,12 +93,32 @@ class PlannedOrder:
         self.by_name = {node.get_name(): node for node in self.nodes}
         self.orders = [node.min_order for node in self.nodes]
         self.kernels = WeakKeyDictionary[Any, Kernel]()
+        self.has_refused = False
+        self.limit_bytes: int | None = None
+        self._levels: tuple[int, Levels] | None = None
+
+    def allows(self, joined: Mapping[str, Any], first: Any, second: Any) -> bool:
+        """Returns whether two kernels may be fused: see the module's two passes.
+
+        Args:
+            joined: The fused node that each scheduler node is part of at present, by the node's name.
+        """
+        if self.keeps_memory(joined, first, second):
+            return True
+        self.has_refused = True
+        return False
+
+    def levels(self, joined: Mapping[str, Any]) -> Levels:
+        """The bytes in use along all present kernels; computed anew once kernels were fused."""
+        num_kernels = len({id(joined.get(name) or node) for name, node in self.by_name.items()})
+        if self._levels is None or self._levels[0] != num_kernels:
+            self._levels = num_kernels, KernelGrouping(self, joined).levels()
+        return self._levels[1]
 
     def keeps_memory(self, joined: Mapping[str, Any], first: Any, second: Any) -> bool:
         """Returns whether a fusion keeps the peak at both kernels' positions and in between, but for a rise within `SMALL_SHARE`.
 
-        Args:
-            joined: The fused node that each scheduler node is part of at present, by the node's name.
+        In the second pass the memory there may rise up to `limit_bytes`.
         """
         apart = KernelGrouping(self, joined)
         a, b = self.kernel(first), self.kernel(second)
@@ -86,7 +130,10 @@ class PlannedOrder:
         between = [k for k in nearby if begin <= apart.place(k) <= end]
         if any(apart.place(k) <= together.place(both) for k in between if k.reads & both.writes):
             return False  # kernels in between would have to wait as well
-        rise_bytes = together.peak_bytes([*between, both]) - apart.peak_bytes([*between, a, b])
+        peak_bytes = together.peak_bytes([*between, both])
+        if self.limit_bytes is not None:
+            return self.levels(joined).before([*between, a, b]) + peak_bytes <= self.limit_bytes
+        rise_bytes = peak_bytes - apart.peak_bytes([*between, a, b])
         shared = (a.reads | a.writes) & (b.reads | b.writes)
         return rise_bytes * SMALL_SHARE <= self.graph.bytes_of(shared)
 
@@ -109,6 +156,24 @@ class PlannedOrder:
         if known is None:
             known = self.kernels[node] = Kernel.of(node.get_nodes())
         return known
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Bytes in use along the kernels of a graph, above those in use before the first of them.
+
+    Attributes:
+        bytes_before: For each kernel, in execution order, the bytes in use before it runs.
+        peak_bytes: The most bytes in use while a kernel runs.
+    """
+
+    bytes_before: Mapping[Kernel, int]
+    peak_bytes: int
+
+    def before(self, kernels: Iterable[Kernel]) -> int:
+        """The bytes in use before the first of `kernels`."""
+        wanted = set(kernels)
+        return next(nbytes for kernel, nbytes in self.bytes_before.items() if kernel in wanted)
 
 
 class KernelGrouping:
@@ -144,10 +209,21 @@ class KernelGrouping:
 
     def peak_bytes(self, kernels: Sequence[Kernel]) -> int:
         """Peak bytes while `kernels` run, above the bytes in use before the first of them."""
+        return max(0, *(peak_bytes for _, _, peak_bytes in self._levels_of(kernels)))
+
+    def levels(self) -> Levels:
+        """The bytes in use along all kernels."""
+        kernels = dict.fromkeys(self.kernel(node.get_name()) for node in self.order.nodes)
+        found = list(self._levels_of(list(kernels)))
+        before = {kernel: before_bytes for kernel, before_bytes, _ in found}
+        return Levels(before, max(peak_bytes for _, _, peak_bytes in found))
+
+    def _levels_of(self, kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, int, int]]:
+        """Yields each kernel in order, with the bytes before it and while it runs, above those before the first of them."""
         ordered = self.in_order(kernels)
         positions = {kernel: position for position, kernel in enumerate(ordered)}
         begin = min(kernel.first for kernel in ordered)
-        return self.order.graph.peak_bytes(
+        return self.order.graph.levels(
             ordered,
             lambda kernel: {name for name in kernel.writes if not self._stays_inside(name, kernel)},
             lambda kernel: {name for name in kernel.reads if self._dies_in(name, kernel, positions, begin)},

@@ -17,7 +17,7 @@ from torch._inductor import config as inductor_config
 from compile_remat._torch.delivery.inductor_lowering import drop_waiting_from_users
 from compile_remat._torch.version import private_module, private_name
 from compile_remat.inductor.cpp_kernels.scheduling import replace_backends
-from compile_remat.inductor.fusion_guard import GuardedChoices
+from compile_remat.inductor.fusion_guard import GuardedChoices, fuse_up_to_peak
 from compile_remat.inductor.kernel_order import move_kernels
 from compile_remat.inductor.light_code.reading import Told, watch
 from compile_remat.inductor.observe import GraphCompiler
@@ -38,7 +38,8 @@ def guarded(compiler: GraphCompiler) -> GraphCompiler:
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal is_contiguous
         patches: dict[str, Any] = {
-            "_pre_fusion_custom_pass": PlannedKernels.behind(inductor_config._pre_fusion_custom_pass)
+            "_pre_fusion_custom_pass": PlannedKernels.behind(inductor_config._pre_fusion_custom_pass),
+            "_post_fusion_custom_pass": MoreFusions.behind(inductor_config._post_fusion_custom_pass),
         }
         if not options.get("is_backward"):
             is_contiguous = _keeps_layouts(gm)
@@ -148,6 +149,21 @@ class PlannedKernels(PassBehind):
             replace_backends(nodes[0].scheduler)
         drop_waiting_from_users(nodes)
         return move_kernels(nodes)
+
+
+class MoreFusions(PassBehind):
+    """Fuses kernels that the first pass of `fusion_guard` kept apart, where the graph's peak allows it."""
+
+    name = "compile_remat: fused up to the peak"
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """Returns the fused kernels; a pass that the user set runs after it, and sees them as the code will have them."""
+        nodes = fuse_up_to_peak(nodes)
+        return nodes if self.others is None else self.others(nodes)
+
+    def reorder(self, nodes: list[Any]) -> list[Any]:
+        """Returns the same nodes."""
+        return nodes
 
 
 def number_anew(nodes: list[Any]) -> None:

@@ -121,20 +121,25 @@ class SchedulerGraph:
     def peak_bytes(
         self, kernels: Iterable[Kernel], made: Callable[[Kernel], Set[str]], freed: Callable[[Kernel], Set[str]]
     ) -> int:
-        """Peak bytes while `kernels` run one after the other, above the bytes in use before the first of them.
+        """Peak bytes while `kernels` run one after the other, above the bytes in use before the first of them; see `levels`."""
+        return max((peak for _, _, peak in self.levels(kernels, made, freed)), default=0)
+
+    def levels(
+        self, kernels: Iterable[Kernel], made: Callable[[Kernel], Set[str]], freed: Callable[[Kernel], Set[str]]
+    ) -> Iterator[tuple[Kernel, int, int]]:
+        """Yields each kernel, with the bytes in use before it and while it runs, above the bytes in use before the first of them.
 
         Args:
             made: Returns the buffers that a kernel allocates.
             freed: Returns the buffers that a kernel is the last to read.
         """
-        level = peak = 0
+        level = 0
         for kernel in kernels:
             written, released = made(kernel), freed(kernel)
             reused = reused_bytes(kernel, written, released - self.scattered, self.nbytes)
-            level += self.bytes_of(written) - reused
-            peak = max(peak, level)
-            level += reused - self.bytes_of(released)
-        return peak
+            peak = level + self.bytes_of(written) - reused
+            yield kernel, level, peak
+            level = peak + reused - self.bytes_of(released)
 
 
 def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mapping[str, int]) -> int:

@@ -42,6 +42,52 @@ def test_the_last_of_one_segment_and_the_first_of_the_next() -> None:
     assert keeps(order(*held, s=4, returned="s b"), 0, 1)  # the caller's
 
 
+def in_second_pass(*nodes: Node, returned: str, **nbytes: int) -> tuple[PlannedOrder, dict[str, object]]:
+    """As `order`, after a first pass that fused nothing."""
+    lines, joined = order(*nodes, returned=returned, **nbytes)
+    lines.limit_bytes = lines.levels(joined).peak_bytes
+    return lines, joined
+
+
+@pytest.mark.parametrize(("large", "is_allowed"), [(1000, False), (1999, False), (2000, True)])
+def test_the_second_pass_lets_memory_rise_up_to_the_peak_of_the_graph(large: int, is_allowed: bool) -> None:
+    """s and b beside a take 2004 bytes, apart 1004; a buffer that lived earlier took as much beside a."""
+    nodes = [
+        Node(0, "primals_2", "a"),
+        Node(1, "primals_2", "x"),
+        Node(2, "x", "y"),
+        Node(3, "a primals_1", "s"),
+        Node(4, "primals_1", "b"),
+    ]
+    nodes[1].extern = nodes[2].extern = True
+    sizes = {"x": large // 2, "y": large - large // 2, "s": 4, "b": 996}
+    assert not keeps(order(*nodes, returned="s b y", **sizes), 3, 4)
+    found = in_second_pass(*nodes, returned="s b", **sizes)
+    assert found[0].limit_bytes == 1000 + large
+    assert keeps(found, 3, 4) == is_allowed
+
+
+def test_rises_of_the_second_pass_add_up() -> None:
+    """Each of two fusions holds 1000 bytes more beside the product; only one of them fits below the peak of an earlier kernel."""
+    nodes = [
+        Node(0, "primals_3", "x", is_extern=True),
+        Node(1, "x", "y", is_extern=True),
+        Node(2, "y", "z", is_extern=True),
+        Node(3, "primals_1", "s"),
+        Node(4, "primals_2", "t"),
+        Node(5, "s t", "product", is_extern=True),
+        Node(6, "primals_1", "a"),
+        Node(7, "primals_2", "b"),
+    ]
+    for pair, other in (((3, 6), (4, 7)), ((4, 7), (3, 6))):
+        found = in_second_pass(*nodes, returned="product a b", x=2000, y=2000, z=0)
+        assert found[0].limit_bytes == 4000
+        assert keeps(found, *pair) and keeps(found, *other)
+        one = Joined(*(nodes[k] for k in pair))
+        found[1].update(dict.fromkeys((f"op{k}" for k in pair), one))
+        assert not keeps(found, *other)
+
+
 def test_a_kernel_writes_over_what_it_is_the_last_to_read() -> None:
     nodes = [Node(0, "a primals_1", "c"), Node(1, "primals_1", "b")]
     assert keeps(order(*nodes, returned="c b"), 0, 1)

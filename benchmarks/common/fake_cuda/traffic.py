@@ -1,7 +1,7 @@
 """Kernels of the Triton code that Inductor emits: their number, the bytes that they move by family, the fusions that were refused.
 
 A kernel is a node of Inductor's final scheduler that launches something: a fused kernel, or one call of an operator of a library.
-Its family is the operator of the model (before decompositions) that most of its nodes come from, with ``backward`` for the gradient.
+Its family is the operator of the model, before decompositions, that most of its nodes come from.
 Needs the fake device (`compile_remat._torch.fake_cuda`).
 """
 
@@ -98,7 +98,8 @@ def _deciding(found: Traffic, name: str, guarded: bool) -> Any:
         allowed = ours(sched, first, second, score) if guarded else inductors(sched, first, second, score)
         if not allowed and inductors(sched, first, second, score):
             order = fusion_guard._order_of(sched)
-            is_pulled = name == "can_fuse_horizontal" and order.pulls_over_extern(sched, first, second)
+            is_first = order.limit_bytes is None and name == "can_fuse_horizontal"
+            is_pulled = is_first and order.pulls_over_extern(sched, first, second)
             reason = "moves ahead of a library's kernel" if is_pulled else "raises memory"
             found.refused.setdefault(V.graph.is_backward, Counter())[reason] += 1
         return bool(allowed)
