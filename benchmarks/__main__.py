@@ -25,7 +25,7 @@ NAMES = (
 )
 APART = frozenset(
     {
-        "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "forecast_facts", "gpu_peaks", "inputs",
+        "conv_gradients", "cuda_codegen", "digest", "emitted", "first_step", "floor", "forecast_facts", "gpu_peaks", "inputs",
         "picture", "planning_time", "stacks", "workspaces",
     }
 )  # fmt: skip

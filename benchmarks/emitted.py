@@ -79,6 +79,11 @@ class EmittedRow:
         return self.model, self.setting, self.guarded, self.scale
 
     @property
+    def budget_bytes(self) -> int | None:
+        """The budget, if the setting is one in bytes."""
+        return int(self.setting) if self.setting.isdecimal() else None
+
+    @property
     def moved_bytes(self) -> int:
         """Bytes that all fused kernels move."""
         return sum(nbytes for _, nbytes in (self.families or {}).values())
@@ -104,14 +109,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                     rows += [EmittedRow(**fields) for fields in harness.rows_of_process(command)]
                     harness.write_json(arguments.json, head, rows)
     harness.print_header(head)
-    print(harness.ascii_table(TITLES, [_cells(row) for row in rows]))
+    print(harness.ascii_table(*table(rows)))
     if arguments.families:
         print(*map(_details, rows), sep="\n")
     return int(any(row.failure for row in rows))
 
 
+def table(rows: Sequence[EmittedRow]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Titles, and a line for each row."""
+    return TITLES, [_cells(row) for row in rows]
+
+
 def _cells(row: EmittedRow) -> tuple[str, ...]:
-    given = row.setting if not row.setting.isdecimal() else f"{mib(int(row.setting))} MiB"
+    given = row.setting if row.budget_bytes is None else f"{mib(row.budget_bytes)} MiB"
     if row.failure:
         return (row.model, given, *["-"] * (len(TITLES) - 3), row.failure)
     refused = sum(sum(reasons.values()) for reasons in (row.refused or {}).values())

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import (
     conv_gradients,
     cuda_codegen,
+    emitted,
     first_step,
     floor,
     forecast_facts,
@@ -123,6 +124,14 @@ def _codegen_misses(rows: Sequence[cuda_codegen.CodegenRow]) -> Iterator[Miss]:
             yield row.model, f"{row.dtype} {row.setting}", reason
 
 
+def _emitted_misses(rows: Sequence[emitted.EmittedRow]) -> Iterator[Miss]:
+    for row in rows:
+        if row.failure:
+            yield row.model, row.setting, row.failure
+        elif row.guarded and row.budget_bytes is not None and (row.peak_bytes or 0) > row.budget_bytes:
+            yield row.model, row.setting, f"{(row.peak_bytes or 0) / row.budget_bytes - 1:.1%} above the budget"
+
+
 def _forecast_misses(rows: Sequence[forecast_facts.ForecastRow]) -> Iterator[Miss]:
     for row in rows:
         name = row.model, f"{row.dtype} {row.budget}"
@@ -193,6 +202,7 @@ REPORTS: dict[str, Report] = {
     "planning_time_cpu.json": Report(planning_time.PlanningTimeRow, planning_time.table, planning_time.summary),
     "scale_cpu.json": Report(scale.ScaleRow, scale.scale_table),
     "cuda_codegen.json": Report(cuda_codegen.CodegenRow, cuda_codegen.table, cuda_codegen.summary, _codegen_misses),
+    "emitted.json": Report(emitted.EmittedRow, emitted.table, misses=_emitted_misses),
     "forecast_facts.json": Report(
         forecast_facts.ForecastRow, forecast_facts.table, forecast_facts.summary, _forecast_misses
     ),
