@@ -184,6 +184,7 @@ class Compilation:
                 chosen,
                 options,
                 guarded=guide.guarded,
+                fuses_more=not guide.asks_for_lowest,  # else facts would tell of fusions, not of plans
                 observer=observer,
                 before_code=before_code,
                 is_ordered=draws_in_turn,

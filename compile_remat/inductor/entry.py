@@ -41,6 +41,7 @@ def compile_with_partitioner(
     options: Mapping[str, Any],
     *,
     guarded: bool,
+    fuses_more: bool = False,
     observer: Observer | None = None,
     before_code: Observer | None = None,
     is_ordered: Callable[[fx.GraphModule], bool] = lambda graph: False,
@@ -52,6 +53,7 @@ def compile_with_partitioner(
 
     Args:
         guarded: Keep Inductor's fusions to the plan.
+        fuses_more: Then let fusions raise memory up to the peak of each graph; see `fusion_guard`.
         observer: Called with the code of each graph, also if the code comes from the graph cache; the backward is then compiled
             with the forward, symbolic sizes or not.  Not called for graphs that come from the partition cache.
         before_code: Called with each lowered graph before its code is made, the forward first; may raise.  Needs `observer`.
@@ -59,7 +61,9 @@ def compile_with_partitioner(
         rewrite: Called with each graph that is compiled for inference, after Inductor's passes over joint graphs.
     """
     inductor_lowering.register()
-    compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
+    compiler = inductor.compile_fx_inner
+    if guarded:
+        compiler = under_guard(compiler, fuses_more=fuses_more)
     if observer is not None:
         partitioner = recorder = PartitionRecorder(partitioner)
         compiler = with_early_backward(observed(watched(compiler), observer, before_code), recorder)

@@ -31,16 +31,21 @@ else:  # before 2.13 one class serves all passes, and torch's graph cache identi
     CustomSchedulerPass = getattr(_passes, "CustomSchedulerPass", None) or _passes.CustomGraphPass
 
 
-def guarded(compiler: GraphCompiler) -> GraphCompiler:
-    """Returns `compiler` under `GuardedChoices` and `PlannedKernels`; backwards keep a forward's eager convolution layout."""
+def guarded(compiler: GraphCompiler, *, fuses_more: bool = False) -> GraphCompiler:
+    """Returns `compiler` under `GuardedChoices` and `PlannedKernels`; backwards keep a forward's eager convolution layout.
+
+    Args:
+        fuses_more: True for `MoreFusions`, too.
+    """
     is_contiguous = False
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal is_contiguous
         patches: dict[str, Any] = {
             "_pre_fusion_custom_pass": PlannedKernels.behind(inductor_config._pre_fusion_custom_pass),
-            "_post_fusion_custom_pass": MoreFusions.behind(inductor_config._post_fusion_custom_pass),
         }
+        if fuses_more:
+            patches["_post_fusion_custom_pass"] = MoreFusions.behind(inductor_config._post_fusion_custom_pass)
         if not options.get("is_backward"):
             is_contiguous = _keeps_layouts(gm)
         elif is_contiguous:

@@ -24,7 +24,7 @@ from compile_remat.partitioning.inner_planning import with_copies_in_backward
 from compile_remat.partitioning.joint_split import split, split_without_planner
 from compile_remat.passes import NOTHING_ASSUMED, Assumptions
 from compile_remat.planning.joint_problem import PlanContext
-from compile_remat.planning.request import Fit, Request
+from compile_remat.planning.request import LOWEST, Fit, Request, target_bytes_of
 from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings, with_plain_bytes
 
@@ -88,6 +88,11 @@ class RematPartitioner(CustomPartitionerFn):
                 ),
                 **keywords,
             )
+
+    @property
+    def asks_for_lowest(self) -> bool:
+        """True if memory alone counts: the budget is `min`, or no plan is known to fit and the lowest one is looked at."""
+        return self.settings.budget.kind == "min" or target_bytes_of(self.request) == LOWEST.target_bytes
 
     def with_copies(self, gm: fx.GraphModule) -> fx.GraphModule:
         """Returns a graph that contains its own backward, under a plan; Inductor calls no partitioner for such a graph."""
