@@ -238,7 +238,8 @@ def reason_of(error: BaseException) -> str:
     """The innermost error of those that Dynamo and Inductor wrapped, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:2000]
+    text = " ".join(str(error).split()).partition(" from user code:")[0]  # what follows are paths of this machine
+    return f"{type(error).__name__}: {text}"[:2000]
 
 
 def mib(nbytes: int | None) -> str:
