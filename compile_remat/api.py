@@ -94,6 +94,7 @@ def look(
     Args:
         for_budgets: True to build the problem as for a budget, even under `max`.
         observes: True to lower and read plans as in training, if the device is here.
+        settings: A tensor among them is an input of the model by that name.
 
     Returns:
         The planned graphs that have a backward, in order.
@@ -101,6 +102,7 @@ def look(
     Raises:
         RematError: A setting is invalid, torch's version is not supported, or planning failed.
     """
+    named, settings = _named_inputs(settings)
     config = _config(settings)
     if problem := version_problem():
         raise RematError(f"{problem}: install a supported torch to plan.")
@@ -120,7 +122,7 @@ def look(
             failed.append(ours)
         return gm.forward
 
-    trace_isolated(model, backend, inputs)
+    trace_isolated(model, backend, inputs, named)
     if failed:
         raise failed[0]
     return seen
@@ -129,7 +131,8 @@ def look(
 def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     """Returns the report of ``torch.compile(model, backend="remat", options=settings)`` for the first graph of a call.
 
-    Runs one forward in eager mode on `inputs`.  If the device is here, Inductor lowers plans and their peaks are read, as in
+    Runs one forward in eager mode on `inputs`; a keyword with a tensor is an input by that name, as in
+    ``explain(model, **batch, memory_budget=0.5)``.  If the device is here, Inductor lowers plans and their peaks are read, as in
     training, but no code is emitted.  If no plan fits the budget, training would raise a `BudgetError`; the report is then that of
     the lowest plan, OVER_BUDGET under the budget, and its message says so.
 
@@ -291,6 +294,12 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
     )
 
 
+def _named_inputs(settings: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Returns the model's inputs among keywords, which are tensors, and the settings, which never are."""
+    named = {name: value for name, value in settings.items() if isinstance(value, torch.Tensor)}
+    return named, {name: value for name, value in settings.items() if name not in named}
+
+
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:
     """Returns plans from the fastest to the one of lowest peak, each faster than all plans that need less memory.
 
@@ -313,7 +322,7 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
         15.8 MiB, +38% time
     """
     warn_of_settings_left_aside("pareto", settings)
-    work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
+    work_seconds = RematConfig.resolve(_named_inputs(settings)[1], modes=inductor_options.mode_names()).time_limit
     whole = {"memory_budget": "max", "slices": "off", "plan_dir": "none"}
     planned = _first(look(model, inputs, for_budgets=True, **{**settings, **whole}))
     plans = frontier(Planner(planned.problem, work_seconds), points)

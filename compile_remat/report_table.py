@@ -11,7 +11,7 @@ from compile_remat._util.units import common_unit, format_bytes, format_time
 if TYPE_CHECKING:
     from compile_remat.report import Report
 
-HEADS = ("module", "budget", "predicted", "observed", "measured", "extra time", "status", "graph")
+HEADS = ("module", "budget", "planned", "observed", "measured", "extra time", "status", "graph")
 ALIGN = "lrrrrrll"
 KEY = 8
 """Shown letters of the key of a graph, of sixteen: enough to find its file in `report_dir`."""

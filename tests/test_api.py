@@ -154,6 +154,24 @@ def test_explain_takes_functions_and_the_environment(monkeypatch: pytest.MonkeyP
     assert explain(lambda x: torch.sin(torch.sin(x)), x).budget == "min"
 
 
+def test_tensors_among_the_keywords_are_inputs_of_the_model() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, *, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return (self.layer(input_ids).sin() - labels).square().mean()
+
+    model, batch = Named(), {"input_ids": torch.ones(32, 64), "labels": torch.ones(32, 64)}
+    report = compile_remat.explain(model, **batch, memory_budget="min")
+    assert report.budget == "min" and report.plan is not None
+    assert compile_remat.plan(model, **batch, memory_budget="min") == report.plan
+    assert compile_remat.pareto(model, **batch, points=2)
+    with pytest.raises(ConfigError, match="'labls' is not an option"):
+        compile_remat.explain(model, **batch, labls=1)
+
+
 def test_explain_plans_for_a_device_that_is_not_there() -> None:
     work = X.repeat(1024, 1)  # enough that a GPU's launches do not decide
     cpu, gpu = (explain(mlp(3), work, device=name) for name in ("cpu", "h200"))

@@ -24,11 +24,11 @@ def test_one_row_a_graph() -> None:
     assert_expected_inline(
         str(Reports([replaced, MEASURED, OTHER, replace(OTHER, plan=None, module="", budget="0.5", region=3)])),
         """\
-module      budget  predicted  observed  measured     extra time  status    graph
----------  -------  ---------  --------  --------  -------------  --------  --------
-GPT        8.0 MiB    7.0 MiB   7.0 MiB   7.0 MiB  +4.0%, 400 us  FEASIBLE  01234567
-Head           min    7.0 MiB         -         -  +4.0%, 400 us  FEASIBLE  fedcba98
-(unknown)      0.5          -         -         -              -  FALLBACK  fedcba98
+module      budget  planned  observed  measured     extra time  status    graph
+---------  -------  -------  --------  --------  -------------  --------  --------
+GPT        8.0 MiB  7.0 MiB   7.0 MiB   7.0 MiB  +4.0%, 400 us  FEASIBLE  01234567
+Head           min  7.0 MiB         -         -  +4.0%, 400 us  FEASIBLE  fedcba98
+(unknown)      0.5        -         -         -              -  FALLBACK  fedcba98
 and 1 plan that others replaced""",
     )
 

@@ -9,9 +9,9 @@ count apart (``isolate_recompiles``); in 2.11 and 2.12 they count as compilation
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 import torch
@@ -26,15 +26,20 @@ trace_rules_check = private_name("torch._dynamo.trace_rules", "check")
 wrap_inline = private_name("torch._dynamo.external_utils", "wrap_inline")
 
 
-def trace_isolated(function: Callable[..., Any], backend: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """Returns ``torch.compile(function, backend=backend)(*inputs)``, as if this were the only compilation of the process."""
+def trace_isolated(
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    inputs: Sequence[Any],
+    named: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Returns ``torch.compile(function, backend=backend)(*inputs, **named)``, as if no other compilation were in the process."""
     keywords: dict[str, Any] = {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         keywords["isolate_recompiles"] = True
     twin, code = _twin(function)
     try:
         with _own_sizes(), _uncollected():
-            return torch.compile(twin, backend=backend, **keywords)(*inputs)
+            return torch.compile(twin, backend=backend, **keywords)(*inputs, **named)
     finally:
         if code is not None:  # the code and its graphs are a reference cycle that Python's collector does not see
             reset_code(code)
