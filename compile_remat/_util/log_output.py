@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+
+from compile_remat._util.user_warnings import torchs_hidden
 
 LOG = logging.getLogger("compile_remat")
 
@@ -47,11 +48,9 @@ def torch_is_quiet() -> Iterator[None]:
     """
     log = logging.getLogger("torch")
     before = log.level
-    with warnings.catch_warnings():
+    with torchs_hidden() if not sys.warnoptions else nullcontext():
         if not os.environ.get("TORCH_LOGS"):
             log.setLevel(logging.CRITICAL)
-        if not sys.warnoptions:
-            warnings.filterwarnings("ignore", module=r"torch(\.|$)")
         try:
             yield
         finally:

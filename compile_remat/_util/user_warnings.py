@@ -87,6 +87,14 @@ def printed_warnings() -> Iterator[None]:
                 print(f"warning: {text.removeprefix(PREFIX)}", file=sys.stderr)
 
 
+@contextmanager
+def torchs_hidden() -> Iterator[None]:
+    """Show no warnings that point into torch."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch(\.|$)")
+        yield
+
+
 def drop_held(note: str) -> None:
     """Drop the held warnings that a note, which has just been printed, says as well."""
     held = _HELD.get() or []
