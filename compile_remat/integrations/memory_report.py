@@ -1,11 +1,12 @@
 """One measured training step beside the plans of its graphs, as lines to print and as figures to log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import compile_remat
 from compile_remat._util.units import MIB, format_bytes
+from compile_remat.budget import MemoryBudget
 from compile_remat.report_table import UNKNOWN
 
 if TYPE_CHECKING:  # to import it takes torch, which a callback imports when training begins
@@ -15,6 +16,41 @@ if TYPE_CHECKING:  # to import it takes torch, which a callback imports when tra
 def mebibytes(nbytes: int | None) -> str:
     """Returns bytes as text for people; "-" if they are unknown."""
     return "-" if nbytes is None else format_bytes(nbytes, "MiB")
+
+
+def step_peak_bytes(ran: "Sequence[Report]") -> int | None:
+    """Returns the predicted peak of a step of these graphs; the largest of their own peaks while the step's is unknown."""
+    return _largest(report.step_peak_bytes for report in ran) or _largest(report.predicted_peak_bytes for report in ran)
+
+
+def step_budget_bytes(ran: "Sequence[Report]") -> int | None:
+    """Returns the budget of a step in which these graphs ran; None if the setting stands for no number of bytes, or not yet.
+
+    Graphs that share a budget in bytes have no bytes of their own before plans are chosen for all of them: the setting names them.
+    """
+    given = [MemoryBudget.parse(report.budget) for report in ran]
+    return (
+        _largest(report.step_budget_bytes for report in ran)
+        or _largest(int(budget.value or 0) for budget in given if budget.kind == "bytes")
+        or _largest(report.budget_bytes for report in ran)
+    )
+
+
+def _largest(sizes: Iterable[int | None]) -> int | None:
+    return max((nbytes for nbytes in sizes if nbytes is not None), default=None)
+
+
+def _budget_text(settings: Iterable[str], nbytes: int | None) -> str:
+    """The setting, or several, and the bytes that they stand for, if any."""
+    return f"memory_budget {' and '.join(settings)}" + ("" if nbytes is None else f" ({mebibytes(nbytes)})")
+
+
+def _graph_line(report: "Report") -> str:
+    measured = "" if report.measured_peak_bytes is None else f", measured {mebibytes(report.measured_peak_bytes)}"
+    return (
+        f"{report.module or UNKNOWN}: {_budget_text([report.budget], report.budget_bytes)}, "
+        f"predicted peak {mebibytes(report.predicted_peak_bytes)}{measured}, graph {report.graph_key}"
+    )
 
 
 class MemoryReport:
@@ -60,19 +96,15 @@ class MemoryReport:
 
         `remat_measured_mib` is the measured peak, `remat_predicted_mib` the predicted one, `remat_budget_mib` the budget (left out
         if it stands for no number of bytes) and `remat_extra_share` the planned extra time as a share of the step.  If several
-        graphs ran, predicted peak and budget are the largest of theirs, and of the step if the graphs share one budget.
+        graphs ran, predicted peak and budget are those of the step once plans were chosen for all of them together, from its third
+        call on; before, the predicted peak is the largest of theirs.
         """
         if self.measured.peak_bytes is None:
             return {}
         ran = self._ran()
-        sizes = {
-            "remat_predicted_mib": [report.step_peak_bytes or report.predicted_peak_bytes for report in ran],
-            "remat_budget_mib": [report.step_budget_bytes or report.budget_bytes for report in ran],
-        }
+        sizes = {"remat_predicted_mib": step_peak_bytes(ran), "remat_budget_mib": step_budget_bytes(ran)}
         found = {"remat_measured_mib": self.measured.peak_bytes / MIB}
-        for name, values in sizes.items():
-            if known := [value for value in values if value is not None]:
-                found[name] = max(known) / MIB
+        found |= {name: nbytes / MIB for name, nbytes in sizes.items() if nbytes is not None}
         plans = [report.plan for report in ran if report.plan is not None]
         if step_time_ns := sum(plan.once_time_ns for plan in plans):
             extra_ns = sum(plan.extra_share * plan.once_time_ns for plan in plans)
@@ -93,18 +125,22 @@ class MemoryReport:
         ran = [planned[key] for key in dict.fromkeys(self.measured.ran) if key in planned]
         return ran or list(planned.values())  # under `install` nobody knows which graphs run
 
+    def _step_line(self, ran: "list[Report]") -> str:
+        """The whole step: budget, predicted and measured peak."""
+        largest_alone = len(ran) > 1 and not any(report.step_peak_bytes for report in ran)
+        return (
+            f"forward and backward: {_budget_text(dict.fromkeys(report.budget for report in ran), step_budget_bytes(ran))}, "
+            f"predicted peak {mebibytes(step_peak_bytes(ran))}"
+            + f" (of {len(ran)} graphs, the largest)" * largest_alone
+            + f", measured peak {mebibytes(self.measured.peak_bytes)}"
+        )
+
     def lines(self) -> list[str]:
-        """One line for each graph that ran, its name first and its key last; one for the step, one for the largest batch."""
+        """One line for the step, then one for each graph that ran, its name first and its key last; the largest batch."""
         ran = self._ran()
         if not ran:
             return [f"no graph with a plan: forward and backward took {mebibytes(self.measured.peak_bytes)}"]
-        found = [
-            f"{report.module or UNKNOWN}: memory_budget {report.budget} ({mebibytes(report.budget_bytes)}), "
-            f"predicted peak {mebibytes(report.predicted_peak_bytes)}, measured {mebibytes(report.measured_peak_bytes)}, "
-            f"graph {report.graph_key}"
-            for report in ran
-        ]
-        found.append(f"forward and backward: measured peak {mebibytes(self.measured.peak_bytes)}")
+        found = [self._step_line(ran), *map(_graph_line, ran)]
         found += [
             f"{report.module or UNKNOWN}: the budget holds for {report.size_range}"
             for report in ran

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
+from compile_remat import MeasuredStep, Plan
+from compile_remat._util.units import MIB
 from compile_remat.integrations import MemoryReport
+from compile_remat.passes import Status
+from compile_remat.report import Report
 
 
 class Net(nn.Module):
@@ -41,10 +45,13 @@ def test_budget_predicted_and_measured_peak_and_the_largest_batch(capsys: pytest
         model.zero_grad()
     (found,) = compile_remat.reports()
     assert found.measured_peak_bytes == report.measured.peak_bytes
-    graph, step, largest = report.text.splitlines()
-    assert graph.startswith("Net: memory_budget min (-), predicted peak 0.")
-    assert graph.endswith(f" MiB, graph {found.graph_key}")
-    assert step.startswith("forward and backward: measured peak 0.")
+    step, graph, largest = report.text.splitlines()
+    predicted, measured = (
+        f"{(peak or 0) / 2**20:.1f} MiB" for peak in (found.predicted_peak_bytes, found.measured_peak_bytes)
+    )
+    figures = f"memory_budget min, predicted peak {predicted}, measured"
+    assert step == f"forward and backward: {figures} peak {measured}"
+    assert graph == f"Net: {figures} {measured}, graph {found.graph_key}"
     assert largest.startswith("largest batch on l4: ") and int(largest.split()[-1]) > 256
     assert capsys.readouterr().out.count("largest batch") == 1
     assert found.plan is not None and found.measured_peak_bytes and found.predicted_peak_bytes
@@ -54,6 +61,42 @@ def test_budget_predicted_and_measured_peak_and_the_largest_batch(capsys: pytest
         "remat_extra_share": pytest.approx(found.plan.extra_share),
     }
     assert report.postfix() == f"peak {found.measured_peak_bytes / 2**20:.1f} MiB"
+
+
+def of_graphs(monkeypatch: pytest.MonkeyPatch, measured_bytes: int, *reports: Report) -> MemoryReport:
+    """A measured step in which graphs of these reports ran."""
+    monkeypatch.setattr(compile_remat, "reports", lambda: reports)
+    found = MemoryReport()
+    found.measured = MeasuredStep(measured_bytes, [report.graph_key for report in reports])
+    return found
+
+
+def of_graph(key: str, peak_mib: float, budget: str = "0.5", **more: Any) -> Report:
+    plan = Plan(key, Status.FEASIBLE, None, (), (), int(peak_mib * MIB), 0, 0, 0, 0, 0, 0)
+    return Report(key, budget, None, plan, module="Net", **more)
+
+
+def test_the_first_line_is_of_the_step_and_graphs_have_their_own_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two graphs under one budget, after their plans were chosen together."""
+    of_step = {"step_peak_bytes": 5 * MIB, "step_budget_bytes": 6 * MIB}
+    report = of_graphs(monkeypatch, 5 * MIB, of_graph("a", 4.5, **of_step), of_graph("b", 0.5, **of_step))
+    assert report.lines() == [
+        "forward and backward: memory_budget 0.5 (6.0 MiB), predicted peak 5.0 MiB, measured peak 5.0 MiB",
+        "Net: memory_budget 0.5, predicted peak 4.5 MiB, graph a",
+        "Net: memory_budget 0.5, predicted peak 0.5 MiB, graph b",
+    ]
+    assert report.figures() == {"remat_measured_mib": 5, "remat_predicted_mib": 5, "remat_budget_mib": 6}
+
+
+@pytest.mark.parametrize(("budget", "text"), [("0.5", "0.5"), ("8MiB", "8MiB (8.0 MiB)"), ("min", "min")])
+def test_the_bytes_that_a_setting_names_are_the_steps_before_plans_are_chosen_together(
+    budget: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = of_graphs(monkeypatch, 5 * MIB, of_graph("a", 4.5, budget), of_graph("b", 0.5, budget))
+    assert report.lines()[0] == (
+        f"forward and backward: memory_budget {text}, predicted peak 4.5 MiB (of 2 graphs, the largest), measured peak 5.0 MiB"
+    )
+    assert report.figures().get("remat_budget_mib") == (8 if budget == "8MiB" else None)
 
 
 def test_a_step_without_a_plan_says_only_what_was_measured() -> None:
