@@ -10,11 +10,12 @@ with needed("lightning", "lightning"):
 
 
 class MemoryCallback(Callback):
-    """Measures one call of the model, prints its peak, and logs the figures of each later batch with the module's own metrics.
+    """Measures a call of the model with the largest batch, prints its peak, and logs it with the module's own metrics.
 
         lightning.Trainer(callbacks=[MemoryCallback()])
 
-    The figures are those of `MemoryReport.figures`; the progress bar shows the measured peak, as `peak_mib`.
+    The figures of `MemoryReport.figures` stand beside the metrics of each later batch; the progress bar shows the measured peak,
+    as `peak_mib`.
 
     Args:
         arguments: Those of `MemoryReport`.
@@ -27,7 +28,7 @@ class MemoryCallback(Callback):
         """A forward comes.  Lightning drops the gradients of the last step behind it; here they go before, and are not measured."""
         if index % trainer.accumulate_grad_batches == 0:
             module.zero_grad(set_to_none=True)
-        self.report.begin()
+        self.report.begin(batch)
 
     def on_after_backward(self, *_: Any) -> None:
         """A backward has run."""

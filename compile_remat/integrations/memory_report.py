@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import compile_remat
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.budget import MemoryBudget
+from compile_remat.integrations.batch_size import batch_bytes, batch_text
 from compile_remat.report_table import UNKNOWN
 
 if TYPE_CHECKING:  # to import it takes torch, which a callback imports when training begins
+    from compile_remat.passes import Plan
     from compile_remat.report import Report
 
 
@@ -36,6 +39,11 @@ def step_budget_bytes(ran: "Sequence[Report]") -> int | None:
     )
 
 
+def _plans() -> "list[Plan | None]":
+    """The plans that graphs have so far: others after a call show that it compiled."""
+    return [report.plan for report in compile_remat.reports()]
+
+
 def _largest(sizes: Iterable[int | None]) -> int | None:
     return max((nbytes for nbytes in sizes if nbytes is not None), default=None)
 
@@ -56,38 +64,55 @@ def _graph_line(report: "Report") -> str:
 class MemoryReport:
     """The measurement of one call of a model, forward and backward; prints budget, predicted and measured peak, largest batch.
 
+    The figures are those of the largest batch so far, by the bytes of its tensors: a call with a larger one is measured again, and
+    so is a call that is no smaller than a measured one in which a plan was compiled.
+
     Args:
-        step: The call of `begin` that starts the measurement, from 1.  The first one compiles, and where a step has several
-            graphs the second one compiles their final plans.
+        step: The first call of `begin` that may be measured, from 1.  The first one compiles, and where a step has several graphs
+            the second one compiles their final plans.
         build: A function of `batch` that returns a model and its inputs, for the largest batch that the device trains; see
             `compile_remat.largest_batch`.  Left out, it is known only where the shapes vary.
         settings: Arguments of `compile_remat.largest_batch`: `device`, `optimizer_state`, ...
 
     Attributes:
-        text: The text that was printed; empty before that.
+        text: The text that was printed last; empty before that.
         measured: The measured step.
+        batch: Name and shape of the largest tensor in the batch of that step; empty if unknown.
     """
 
     def __init__(self, step: int = 3, build: Callable[..., Any] | None = None, **settings: Any) -> None:
         self.step, self.build, self.settings = step, build, settings
-        self.text = ""
+        self.text = self.batch = ""
         self.measured = compile_remat.MeasuredStep()
-        self._begun, self._open = 0, ExitStack()
-        self._is_open = False
+        self._begun, self._largest_bytes = 0, -1
+        self._open: ExitStack | None = None
+        self._next, self._next_batch, self._next_bytes = self.measured, "", 0
+        self._plans: list[Plan | None] = []
 
-    def begin(self) -> None:
-        """A forward is about to run."""
+    def begin(self, batch: Any = None) -> None:
+        """A forward is about to run.
+
+        Args:
+            batch: What the model gets: a tensor, or tensors in dicts and lists.  Left out, one call stands for all.
+        """
         self._begun += 1
-        if self._begun == self.step:
-            self.measured = self._open.enter_context(compile_remat.measured_step())
-            self._is_open = True
+        nbytes = batch_bytes(batch)
+        if self._open is not None or self._begun < self.step or nbytes <= self._largest_bytes:
+            return
+        self._plans = _plans()
+        self._open = ExitStack()
+        self._next = self._open.enter_context(compile_remat.measured_step())
+        self._next_batch, self._next_bytes = batch_text(batch), nbytes
 
     def end(self) -> None:
         """A backward has run."""
-        if not self._is_open:
+        if self._open is None:
             return
         self._open.close()
-        self._is_open = False
+        self._open = None
+        self.measured, self.batch = self._next, self._next_batch
+        has_compiled = [*map(id, self._plans)] != [*map(id, _plans())]
+        self._largest_bytes, self._plans = self._next_bytes - has_compiled, []
         self.text = "\n".join(self.lines())
         print(self.text)
 
@@ -132,14 +157,17 @@ class MemoryReport:
             f"forward and backward: {_budget_text(dict.fromkeys(report.budget for report in ran), step_budget_bytes(ran))}, "
             f"predicted peak {mebibytes(step_peak_bytes(ran))}"
             + f" (of {len(ran)} graphs, the largest)" * largest_alone
-            + f", measured peak {mebibytes(self.measured.peak_bytes)}"
+            + f", measured peak {self._measured_text()}"
         )
+
+    def _measured_text(self) -> str:
+        return mebibytes(self.measured.peak_bytes) + f" at {self.batch}" * bool(self.batch)
 
     def lines(self) -> list[str]:
         """One line for the step, then one for each graph that ran, its name first and its key last; the largest batch."""
         ran = self._ran()
         if not ran:
-            return [f"no graph with a plan: forward and backward took {mebibytes(self.measured.peak_bytes)}"]
+            return [f"no graph with a plan: forward and backward took {self._measured_text()}"]
         found = [self._step_line(ran), *map(_graph_line, ran)]
         found += [
             f"{report.module or UNKNOWN}: the budget holds for {report.size_range}"
@@ -147,6 +175,10 @@ class MemoryReport:
             if report.size_range is not None
         ]
         if self.build is not None:
-            largest = compile_remat.largest_batch(self.build, **self.settings)
-            found.append(f"largest batch on {self.settings['device']}: {largest.batch}")
+            found.append(f"largest batch on {self.settings['device']}: {self._largest_batch}")
         return found
+
+    @cached_property
+    def _largest_batch(self) -> int:
+        assert self.build is not None
+        return compile_remat.largest_batch(self.build, **self.settings).batch

@@ -147,3 +147,17 @@ def test_the_progress_bar_shows_the_peak_beside_the_budget(capsys: pytest.Captur
     _, callback = run_three_steps(disable_tqdm=False)
     assert callback.report.postfix().startswith("peak ")
     assert callback.report.postfix() in capsys.readouterr().err
+
+
+def test_the_smaller_last_batch_of_an_epoch_leaves_the_figures_to_a_full_one() -> None:
+    """Steps of 8 and 8 rows, of 4 alone, and the same again: the second call has 4 rows, and the third one has 8."""
+    model = hf_trainer.llama()
+    run = hf_trainer.trainer(model, "min", max_steps=5)
+    model.compile(backend="remat", dynamic=False, options={"memory_budget": 0.5, "compiler": "eager"})
+    run.add_callback(callback := MemoryCallback(run, step=2))
+    run.train()
+    assert callback.report.batch == "input_ids 8 x 64"
+    assert " at input_ids 8 x 64" in callback.report.text
+    of_full, of_last = planned()
+    assert of_last.measured_peak_bytes < of_full.measured_peak_bytes == callback.report.measured.peak_bytes
+    assert "training_step" not in vars(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -16,6 +17,7 @@ import compile_remat
 from compile_remat import MeasuredStep, Plan
 from compile_remat._util.units import MIB
 from compile_remat.integrations import MemoryReport
+from compile_remat.integrations.batch_size import batch_bytes, batch_text
 from compile_remat.passes import Status
 from compile_remat.report import Report
 
@@ -97,6 +99,56 @@ def test_the_bytes_that_a_setting_names_are_the_steps_before_plans_are_chosen_to
         f"forward and backward: memory_budget {text}, predicted peak 4.5 MiB (of 2 graphs, the largest), measured peak 5.0 MiB"
     )
     assert report.figures().get("remat_budget_mib") == (8 if budget == "8MiB" else None)
+
+
+def calls(report: MemoryReport, *sizes: int, model: Callable[[Tensor], Tensor] = torch.relu) -> None:
+    """Calls of a model with batches of so many rows of 64 numbers."""
+    for rows in sizes:
+        x = torch.randn(rows, 64, requires_grad=True)
+        report.begin({"x": x, "mask": [torch.ones(1)]})
+        model(x).sum().backward()
+        report.end()
+
+
+def test_figures_are_those_of_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    report = MemoryReport(step=2)
+    calls(report, 8, 4)
+    assert report.batch == "x 4 x 64"
+    of_four = report.figures()
+    calls(report, 4, 8, 4, 8, 6)
+    assert report.batch == "x 8 x 64"
+    assert report.figures()["remat_measured_mib"] > of_four["remat_measured_mib"]
+    assert capsys.readouterr().out.count("measured peak") == 0  # no graph has a plan
+    assert (
+        report.text
+        == f"no graph with a plan: forward and backward took {report.measured.peak_bytes / 2**20:.1f} MiB at x 8 x 64"
+    )
+
+
+def test_a_call_that_compiled_is_measured_again(capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.compile(Net(), backend="remat", dynamic=False, options={"compiler": "eager", "memory_budget": "min"})
+    report = MemoryReport(step=1)
+    calls(report, 8, model=model)
+    assert "measured peak" in capsys.readouterr().out
+    calls(report, 4, 8, 8, model=model)
+    (text,) = [line for line in capsys.readouterr().out.splitlines() if "measured peak" in line]
+    assert text.endswith(" at x 8 x 64")
+    first = compile_remat.reports()[0]
+    assert report.measured.ran == [first.graph_key] and report.measured.peak_bytes == first.measured_peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("batch", "text", "nbytes"),
+    [
+        (None, "", 0),
+        ("a text", "", 0),
+        (torch.ones(3), "3", 12),
+        ([torch.ones(2, 2), [torch.ones(4, 2)]], "4 x 2", 48),
+        ({"a": {"b": torch.ones(2)}, "c": 1}, "b 2", 8),
+    ],
+)
+def test_the_size_of_a_batch(batch: object, text: str, nbytes: int) -> None:
+    assert (batch_text(batch), batch_bytes(batch)) == (text, nbytes)
 
 
 def test_a_step_without_a_plan_says_only_what_was_measured() -> None:
