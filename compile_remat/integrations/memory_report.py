@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 import compile_remat
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.budget import MemoryBudget
+from compile_remat.errors import warn
 from compile_remat.integrations.batch_size import batch_bytes, batch_text
 from compile_remat.report_table import UNKNOWN
 
 if TYPE_CHECKING:  # to import it takes torch, which a callback imports when training begins
     from compile_remat.passes import Plan
     from compile_remat.report import Report
+
+
+NOTICED_SHARE = 0.1
+"""A measured peak is said to be above the predicted one from this share of the predicted one on, and from 1 MiB on."""
 
 
 def mebibytes(nbytes: int | None) -> str:
@@ -88,6 +93,7 @@ class MemoryReport:
         self._open: ExitStack | None = None
         self._next, self._next_batch, self._next_bytes = self.measured, "", 0
         self._plans: list[Plan | None] = []
+        self._has_compiled = self._has_warned = False
 
     def begin(self, batch: Any = None) -> None:
         """A forward is about to run.
@@ -111,10 +117,13 @@ class MemoryReport:
         self._open.close()
         self._open = None
         self.measured, self.batch = self._next, self._next_batch
-        has_compiled = [*map(id, self._plans)] != [*map(id, _plans())]
-        self._largest_bytes, self._plans = self._next_bytes - has_compiled, []
+        self._has_compiled = [*map(id, self._plans)] != [*map(id, _plans())]
+        self._largest_bytes, self._plans = self._next_bytes - self._has_compiled, []
         self.text = "\n".join(self.lines())
         print(self.text)
+        if (outside := self._outside_text()) and not self._has_warned:
+            self._has_warned = True
+            warn(outside)
 
     def figures(self) -> dict[str, float]:
         """The measured step as numbers for a tool's log; empty before the step has been measured.
@@ -163,12 +172,30 @@ class MemoryReport:
     def _measured_text(self) -> str:
         return mebibytes(self.measured.peak_bytes) + f" at {self.batch}" * bool(self.batch)
 
+    def _outside_text(self) -> str:
+        """A sentence on measured bytes that no graph has; empty if they are few, or if the prediction or the figure is a rough one.
+
+        Without a peak of the step, its graphs take at most the sum of theirs.
+        """
+        ran = self._ran()
+        if self._has_compiled or not all(report.observed_peak_bytes for report in ran):
+            return ""
+        of_graphs = sum(report.predicted_peak_bytes or 0 for report in ran)
+        known_bytes = _largest(report.step_peak_bytes for report in ran) or of_graphs
+        measured_bytes = self.measured.peak_bytes or 0
+        if not ran or measured_bytes - known_bytes <= max(MIB, NOTICED_SHARE * known_bytes):
+            return ""
+        return (
+            f"about {mebibytes(measured_bytes - known_bytes)} lie outside of the compiled graphs, beside their budget: eager code "
+            'such as a loss or metrics, or a tool\'s own buffers; see "Memory outside of the graphs" in docs/guides/trainer.md'
+        )
+
     def lines(self) -> list[str]:
         """One line for the step, then one for each graph that ran, its name first and its key last; the largest batch."""
         ran = self._ran()
         if not ran:
             return [f"no graph with a plan: forward and backward took {self._measured_text()}"]
-        found = [self._step_line(ran), *map(_graph_line, ran)]
+        found = [self._step_line(ran), *filter(None, [self._outside_text()]), *map(_graph_line, ran)]
         found += [
             f"{report.module or UNKNOWN}: the budget holds for {report.size_range}"
             for report in ran

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import MeasuredStep, Plan
+from compile_remat import MeasuredStep, Plan, PlannerWarning
 from compile_remat._util.units import MIB
 from compile_remat.integrations import MemoryReport
 from compile_remat.integrations.batch_size import batch_bytes, batch_text
@@ -88,6 +89,44 @@ def test_the_first_line_is_of_the_step_and_graphs_have_their_own_figures_alone(m
         "Net: memory_budget 0.5, predicted peak 0.5 MiB, graph b",
     ]
     assert report.figures() == {"remat_measured_mib": 5, "remat_predicted_mib": 5, "remat_budget_mib": 6}
+
+
+OUTSIDE = "lie outside of the compiled graphs, beside their budget"
+
+
+@pytest.mark.parametrize(
+    ("measured_mib", "of_step_mib", "outside_mib"),
+    [(10.6, None, None), (10.9, None, None), (14, None, 4), (14, 8, 6), (8.9, 8, None)],
+)
+def test_a_peak_far_above_the_prediction_is_said_to_lie_outside_of_the_graphs(
+    measured_mib: float, of_step_mib: int | None, outside_mib: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs of 9 and 1 MiB take 10 together at the most; more than a tenth and more than 1 MiB above it is said."""
+    more = {} if of_step_mib is None else {"step_peak_bytes": of_step_mib * MIB}
+    graphs = [of_graph(key, mib, observed_peak_bytes=mib * MIB, **more) for key, mib in (("a", 9), ("b", 1))]
+    lines = of_graphs(monkeypatch, int(measured_mib * MIB), *graphs).lines()
+    assert [line.partition(" " + OUTSIDE)[0] for line in lines if OUTSIDE in line] == (
+        [] if outside_mib is None else [f"about {outside_mib}.0 MiB"]
+    )
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "trainer.md"
+    assert "## Memory outside of the graphs\n" in guide.read_text()
+
+
+def test_a_prediction_by_rules_alone_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `compiler="eager"`, whose warning says that tensors are missing in it."""
+    assert OUTSIDE not in "".join(of_graphs(monkeypatch, 20 * MIB, of_graph("a", 9)).lines())
+
+
+def test_one_warning_says_what_lies_outside_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prediction of 1 byte beside calls that take 2 and 4 MiB: the second line has another number."""
+    report = of_graphs(monkeypatch, 0, of_graph("a", 0, observed_peak_bytes=1))
+    report.step = 1
+    with pytest.warns(PlannerWarning, match=f"about .* {OUTSIDE}") as caught:
+        calls(report, 8192)
+        first = report.text.splitlines()[1]
+        calls(report, 16384)
+    assert OUTSIDE in first and OUTSIDE in report.text and first != report.text.splitlines()[1]
+    assert len([warning for warning in caught if OUTSIDE in str(warning.message)]) == 1
 
 
 @pytest.mark.parametrize(("budget", "text"), [("0.5", "0.5"), ("8MiB", "8MiB (8.0 MiB)"), ("min", "min")])
