@@ -24,6 +24,10 @@ class MemoryCallback(Callback):
     def __init__(self, **arguments: Any) -> None:
         self.report = MemoryReport(**arguments)
 
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Training starts."""
+        self.report.accumulates(trainer.accumulate_grad_batches, module.parameters())
+
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
         """A forward comes.  Lightning drops the gradients of the last step behind it; here they go before, and are not measured."""
         if index % trainer.accumulate_grad_batches == 0:

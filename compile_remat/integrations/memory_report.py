@@ -13,6 +13,8 @@ from compile_remat.integrations.batch_size import batch_bytes, batch_text
 from compile_remat.report_table import UNKNOWN
 
 if TYPE_CHECKING:  # to import it takes torch, which a callback imports when training begins
+    from torch import Tensor
+
     from compile_remat.passes import Plan
     from compile_remat.report import Report
 
@@ -81,19 +83,30 @@ class MemoryReport:
 
     Attributes:
         text: The text that was printed last; empty before that.
+        accumulated: A line on gradients that accumulate beside the plan, see `accumulates`; empty without them.
         measured: The measured step.
         batch: Name and shape of the largest tensor in the batch of that step; empty if unknown.
     """
 
     def __init__(self, step: int = 3, build: Callable[..., Any] | None = None, **settings: Any) -> None:
         self.step, self.build, self.settings = step, build, settings
-        self.text = self.batch = ""
+        self.text = self.batch = self.accumulated = ""
         self.measured = compile_remat.MeasuredStep()
         self._begun, self._largest_bytes = 0, -1
         self._open: ExitStack | None = None
         self._next, self._next_batch, self._next_bytes = self.measured, "", 0
         self._plans: list[Plan | None] = []
         self._has_compiled = self._has_warned = False
+
+    def accumulates(self, micro_batches: int, parameters: "Iterable[Tensor]") -> None:
+        """Gradients of these parameters accumulate over micro-batches: from now on, the text says how many bytes they take."""
+        from compile_remat.device.free_memory import trainable_bytes
+
+        nbytes = trainable_bytes(list(parameters))
+        self.accumulated = (
+            f"{micro_batches} micro-batches in a step: from the second one on, {mebibytes(nbytes)} of accumulated gradients lie "
+            "beside the plan and its budget; see docs/guides/gradient-accumulation.md"
+        ) * bool(micro_batches > 1 and nbytes)
 
     def begin(self, batch: Any = None) -> None:
         """A forward is about to run.
@@ -201,6 +214,7 @@ class MemoryReport:
             for report in ran
             if report.size_range is not None
         ]
+        found += filter(None, [self.accumulated])
         if self.build is not None:
             found.append(f"largest batch on {self.settings['device']}: {self._largest_batch}")
         return found

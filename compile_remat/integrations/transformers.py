@@ -32,8 +32,10 @@ class MemoryCallback(TrainerCallback):
         self._begins = False  # the next call of the model is the first of a step
         self._replaced: Callable[..., Any] | None = None  # another tool's `training_step` of the trainer
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, arguments: Any, *_: Any, model: Any = None, **__: Any) -> None:
         """Training starts: from now on this callback runs before the trackers."""
+        if model is not None:
+            self.report.accumulates(arguments.gradient_accumulation_steps, model.parameters())
         if self.trainer is not None:
             handler = self.trainer.callback_handler
             handler.callbacks = [self, *(other for other in handler.callbacks if other is not self)]

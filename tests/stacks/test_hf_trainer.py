@@ -158,6 +158,8 @@ def test_the_smaller_last_batch_of_an_epoch_leaves_the_figures_to_a_full_one() -
     run.train()
     assert callback.report.batch == "input_ids 8 x 64"
     assert " at input_ids 8 x 64" in callback.report.text
+    gradients = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
+    assert f"2 micro-batches in a step: from the second one on, {gradients:.1f} MiB of" in callback.report.text
     of_full, of_last = planned()
     assert of_last.measured_peak_bytes < of_full.measured_peak_bytes == callback.report.measured.peak_bytes
     assert "training_step" not in vars(run)

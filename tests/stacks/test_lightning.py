@@ -31,6 +31,7 @@ def test_clipping_accumulation_validation_and_a_checkpoint(tmp_path: Path) -> No
     first = planned()[0]
     assert_within_budget(callback.report.measured.peak_bytes, first.budget_bytes)
     assert f"predicted peak {first.plan.peak_bytes / 2**20:.1f} MiB" in callback.report.text
+    assert "2 micro-batches in a step" in callback.report.text
 
     torch.compiler.reset()
     resumed = lightning_trainer.fit(0.5, ckpt_path=str(tmp_path / "epoch=0.ckpt"), enable_checkpointing=False)

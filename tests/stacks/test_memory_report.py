@@ -129,6 +129,20 @@ def test_one_warning_says_what_lies_outside_of_the_graphs(monkeypatch: pytest.Mo
     assert len([warning for warning in caught if OUTSIDE in str(warning.message)]) == 1
 
 
+def test_gradients_that_accumulate_are_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of 4 MiB is trained; the bias of 4 KiB is not."""
+    report = of_graphs(monkeypatch, 5 * MIB, of_graph("a", 5))
+    layer = nn.Linear(1024, 1024)
+    layer.bias.requires_grad_(False)
+    report.accumulates(1, layer.parameters())
+    assert "micro-batches" not in "".join(report.lines())
+    report.accumulates(2, layer.parameters())
+    assert report.lines()[-1] == (
+        "2 micro-batches in a step: from the second one on, 4.0 MiB of accumulated gradients lie beside the plan and its budget; "
+        "see docs/guides/gradient-accumulation.md"
+    )
+
+
 @pytest.mark.parametrize(("budget", "text"), [("0.5", "0.5"), ("8MiB", "8MiB (8.0 MiB)"), ("min", "min")])
 def test_the_bytes_that_a_setting_names_are_the_steps_before_plans_are_chosen_together(
     budget: str, text: str, monkeypatch: pytest.MonkeyPatch
