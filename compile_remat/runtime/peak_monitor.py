@@ -77,7 +77,7 @@ def measured_step(device: torch.device | str | None = None) -> Iterator[Measured
         _STEP.reset(token)
     step.peak_bytes = peaks[0].peak_bytes
     if len(step.monitors) == 1:
-        step.monitors[0].note(step.peak_bytes)
+        step.monitors[0].note(step.peak_bytes, step.ran[0])
 
 
 class PeakMonitor(Hook):
@@ -116,6 +116,12 @@ class PeakMonitor(Hook):
             self.tries -= 1
             call.notes[self] = self.read(), PeakMonitor.num_forwards
 
+    def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
+        """Name the plan that ran to the current `measured_step`: for larger sizes the region may have taken another one."""
+        step = _STEP.get()
+        if step is not None and step.monitors[-1:] == [self]:
+            step.ran[-1] = call.running.report.graph_key
+
     def after_backward(self, call: CallInFlight) -> None:
         """Read the allocator's statistics again; note the peak if this call raised the highest level."""
         before, num_forwards = call.notes.get(self, (None, 0))
@@ -124,11 +130,12 @@ class PeakMonitor(Hook):
         after = self.read()
         if num_forwards == PeakMonitor.num_forwards and after.most_bytes > before.most_bytes:
             self.tries = 0
-            self.note(after.most_bytes - before.now_bytes, in_first_call=self.num_calls == 1)
+            key = call.running.report.graph_key
+            self.note(after.most_bytes - before.now_bytes, key, in_first_call=self.num_calls == 1)
 
-    def note(self, peak_bytes: int, *, in_first_call: bool = False) -> None:
-        """Write a measured peak into the report of the running plan; do nothing if the report was cleared."""
-        report = latest(self.graph_key)
+    def note(self, peak_bytes: int, graph_key: str, *, in_first_call: bool = False) -> None:
+        """Write a measured peak into the report of the plan that ran; do nothing if the report was cleared."""
+        report = latest(graph_key)
         if report is not None:
             amend(report, self.report_dir, measured_peak_bytes=peak_bytes, measured_in_first_call=in_first_call)
 

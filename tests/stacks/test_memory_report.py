@@ -190,6 +190,17 @@ def test_a_call_that_compiled_is_measured_again(capsys: pytest.CaptureFixture[st
     assert report.measured.ran == [first.graph_key] and report.measured.peak_bytes == first.measured_peak_bytes
 
 
+def test_a_plan_for_larger_sizes_has_the_figure_of_its_own_call() -> None:
+    """A plan for 8 rows, then one that is made for 4 of a varying number, then one for more rows in the same graph."""
+    model = torch.compile(Net(), backend="remat", options={"compiler": "eager", "memory_budget": 0.5})
+    report = MemoryReport(step=3)
+    calls(report, 8, 4, 8, 8, model=model)
+    _, of_four, of_more = compile_remat.reports()
+    assert of_four.region == of_more.region and of_four.measured_peak_bytes is None
+    assert report.measured.ran == [of_more.graph_key]
+    assert of_more.measured_peak_bytes == report.measured.peak_bytes
+
+
 @pytest.mark.parametrize(
     ("batch", "text", "nbytes"),
     [
