@@ -112,7 +112,7 @@ class MemoryReport:
         """A forward is about to run.
 
         Args:
-            batch: What the model gets: a tensor, or tensors in dicts and lists.  Left out, one call stands for all.
+            batch: The inputs of the model: a tensor, or tensors in dicts and lists.  Left out, one call stands for all.
         """
         self._begun += 1
         nbytes = batch_bytes(batch)
