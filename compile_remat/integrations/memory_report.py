@@ -220,6 +220,8 @@ class MemoryReport:
         return found
 
     @cached_property
-    def _largest_batch(self) -> int:
+    def _largest_batch(self) -> int | str:
+        """The largest batch, or the reason why it is not known."""
         assert self.build is not None
-        return compile_remat.largest_batch(self.build, **self.settings).batch
+        found = compile_remat.largest_batch(self.build, **self.settings)
+        return found.why if found.batch is None else found.batch

@@ -116,13 +116,14 @@ def test_figures_stand_in_the_rows_of_the_losses_in_log_history_and_in_tensorboa
     assert 0 < figures["remat_measured_mib"] <= figures["remat_budget_mib"]
     rows = [row for row in run.state.log_history if "loss" in row]
     logged = {row["step"]: {name: row[name] for name in figures if name in row} for row in rows}
-    assert logged == {1: {}, 2: {}, 3: figures, 4: figures, 5: figures}  # the third call is the measured one
+    assert logged[1] == logged[2] == {} and logged[5] == figures  # the third call is the first measured one
+    assert set(logged[3]) == set(logged[4]) == set(figures)  # of a batch that may be smaller than a later one
     (file,) = tmp_path.rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file)).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5]
-    for name, value in figures.items():
+    for name in figures:
         found = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
-        assert found == [(step, pytest.approx(value)) for step in (3, 4, 5)]
+        assert found == [(step, pytest.approx(logged[step][name])) for step in (3, 4, 5)]
 
 
 def run_three_steps(callback: MemoryCallback | None = None, **arguments: Any) -> tuple[Trainer, MemoryCallback]:
