@@ -75,7 +75,8 @@ def test_trainer(tmp_path: Path) -> None:
     assert len(figures) == 4
     rows = [row for row in history(tmp_path) if "train/loss" in row]
     logged = {row["train/global_step"]: {name: row[name] for name in figures if name in row} for row in rows}
-    assert logged == {1: {}, 2: {}, 3: figures, 4: figures, 5: figures}  # the third call is the measured one
+    assert logged[1] == logged[2] == {} and logged[5] == figures  # the third call is the first measured one
+    assert set(logged[3]) == set(logged[4]) == set(figures)  # of a batch that may be smaller than a later one
 
 
 def test_lightning(tmp_path: Path) -> None:
