@@ -81,14 +81,14 @@ def recorded(*, guarded: bool = True) -> Iterator[Traffic]:
         found.kernels[V.graph.is_backward] = list(_kernels(self.nodes))
         return codegen(self)
 
-    with mock.patch.object(scheduler.Scheduler, "codegen", recording):
-        for name in ("can_fuse_horizontal", "can_fuse_vertical"):
-            decide = _deciding(found, name, guarded)
-            mock.patch.object(fusion_guard.GuardedChoices, name, staticmethod(decide)).start()
-        try:
-            yield found
-        finally:
-            mock.patch.stopall()
+    decisions = {
+        name: staticmethod(_deciding(found, name, guarded)) for name in ("can_fuse_horizontal", "can_fuse_vertical")
+    }
+    with (
+        mock.patch.object(scheduler.Scheduler, "codegen", recording),
+        mock.patch.multiple(fusion_guard.GuardedChoices, **decisions),
+    ):
+        yield found
 
 
 def _deciding(found: Traffic, name: str, guarded: bool) -> Any:
@@ -109,12 +109,11 @@ def _deciding(found: Traffic, name: str, guarded: bool) -> Any:
 
 def _kernels(nodes: Any) -> Iterator[Kernel]:
     for node in nodes:
-        if isinstance(node, scheduler.NopKernelSchedulerNode):
-            continue
-        if not node.is_extern():
-            yield Kernel("fused", _family(node), sum(map(int, _accessed(node))))
-        elif not isinstance(node.node, ir.MultiOutput):
-            yield Kernel(_kind(node.node), _family(node), sum(map(int, _accessed(node))))
+        if not isinstance(node, scheduler.NopKernelSchedulerNode) and not isinstance(
+            getattr(node, "node", None), ir.MultiOutput
+        ):
+            kind = _kind(node.node) if node.is_extern() else "fused"
+            yield Kernel(kind, _family(node), sum(map(int, _accessed(node))))
 
 
 def _accessed(node: Any) -> list[int]:
