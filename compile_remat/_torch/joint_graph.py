@@ -392,11 +392,11 @@ def extract_modules(
 def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> int:
     """Have Inductor write the named nodes to memory, in their own strides, at their place; else their readers decide.
 
-    Afterwards each name belongs to the inserted node that is written.  A node with a symbolic stride is left as it is.  Returns the
-    number of nodes that are written.
+    A placeholder is in memory anyway.  Afterwards each name belongs to the inserted node that is written.  A node with a symbolic
+    stride is left as it is.  Returns the number of nodes that are written.
     """
     graph, count = module.graph, 0
-    for node in [each for each in graph.nodes if each.name in names]:
+    for node in [each for each in graph.nodes if each.name in names and each.op != "placeholder"]:
         strides = node.meta["val"].stride()
         if not all(isinstance(stride, int) for stride in strides):
             continue

@@ -36,9 +36,10 @@ NOTEWORTHY = 1e-4
 def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: Assumptions) -> Assumptions:
     """Assumptions for the next search, after a plan was observed.
 
-    In the problem with these assumptions, the plan's peak is at least the observed peak.  There is one exception: steps that the
-    plan has in memory, but that Inductor left in registers, keep their inputs alive until their last reader.  If the observed peak
-    then exceeds the plan's peak, these steps are written from now on, and the excess bytes of this observation are dropped.
+    In the problem with these assumptions, the plan's peak is at least the observed peak.  There is one exception: nodes that the
+    plan has in memory, but that Inductor left in registers.  A step of this kind keeps its inputs alive until its last reader, and
+    a recomputed value may have Inductor write a larger reader instead.  If the observed peak then exceeds the plan's peak, these
+    nodes are written from now on, and the excess bytes and the readers written instead are dropped from this observation.
 
     Args:
         problem: The problem that the plan was found in, with `before` among its facts.
@@ -52,9 +53,10 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
         stored=_merged(before.stored, _forward_stored(found, facts.forward), is_first),
         stored_again=_merged(before.stored_again, backward_stored, is_first),
     )
-    left = {step.name for step in problem.steps if not backward_stored.get(step.name, True)} - set(before.written)
+    left, instead = _left_in_registers(problem, backward_stored, facts.backward)
+    left -= set(before.written)
     if left and facts.peak_bytes > plan.peak_bytes:
-        again = {name: is_stored for name, is_stored in backward_stored.items() if name not in left}
+        again = {name: is_stored for name, is_stored in backward_stored.items() if name not in left | instead}
         written = tuple(sorted({*before.written, *left}))
         return replace(stored, stored_again=_merged(before.stored_again, again, is_first), written=written)
     found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
@@ -66,6 +68,38 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
         forward_bytes=_sums(before.forward_bytes, forward),
         backward_bytes=_sums(before.backward_bytes, backward),
     )
+
+
+def _left_in_registers(
+    problem: Problem, backward_stored: Mapping[str, bool], backward: GraphFacts
+) -> tuple[set[str], set[str]]:
+    """Nodes that the simulator has in memory, Inductor in registers: such steps, and such values with a reader written instead.
+
+    Args:
+        backward_stored: See `_backward_stored`.
+
+    Returns:
+        These nodes, and the readers written instead: nodes that the simulator has in registers, that Inductor writes, and that read
+        such a value directly or through other registers.
+    """
+    left = {step.name for step in problem.steps if not backward_stored.get(step.name, True)}
+    instead = set[str]()
+    in_registers: dict[
+        str, frozenset[str]
+    ] = {}  # for each node that readers compute anew: values that the simulator has in memory
+    for node in (*problem.values, *problem.steps):
+        if node.kernel != POINTWISE or node.name not in backward.computed:
+            continue
+        sources = [problem.values[v].name for v in node.reads]
+        sources += [problem.steps[b].name for b in node.gradients] if isinstance(node, Step) else []
+        within = frozenset[str]().union(*(in_registers.get(name, ()) for name in sources))
+        if node.name not in backward.stored:
+            is_left = isinstance(node, Value) and not backward_stored.get(node.name, True)
+            in_registers[node.name] = within | {node.name} if is_left else within
+        elif within and backward_stored.get(node.name, False):
+            instead.add(node.name)
+            left |= within
+    return left, instead
 
 
 def _merged(

@@ -5,14 +5,14 @@ of kernels, layouts.  Inductor writes the wrapper with kernels that have names a
 restored (`graph_state`).  If the callback raises, no code is made; if the callback returns, Inductor goes on.
 
 Private names of ``torch._inductor``, same in 2.11 to 2.15: ``Scheduler.codegen``, ``.nodes``, ``.backends``, ``.get_backend``;
-``GraphLowering.init_wrapper_code``, ``.wrapper_code``, ``.graph_outputs``, ``.name_to_buffer``; ``IRNode.origins`` and
-``.origin_node``.
+``GraphLowering.init_wrapper_code``, ``.wrapper_code``, ``.graph_outputs``, ``.name_to_buffer``, ``.buffers``; ``IRNode.origins``
+and ``.origin_node``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ LOG = logging.getLogger("compile_remat")
 V = private_name("torch._inductor.virtualized", "V")
 SubgraphLowering = private_name("torch._inductor.graph", "SubgraphLowering")
 IRNode = private_name("torch._inductor.ir", "IRNode")
+ExternKernel = private_name("torch._inductor.ir", "ExternKernel")
 OrderedSet = private_name("torch.utils._ordered_set", "OrderedSet")
 
 symbol_is_type = private_name("torch.utils._sympy.symbol", "symbol_is_type")
@@ -118,8 +119,9 @@ def read(graph: Any) -> Lowered:
     scheduler.codegen()
     code = wrapper.generate(graph.is_inference)[0].value
     wrapper.pop_codegened_graph()
-    nodes_of = {name: _names([node.node for node in nodes]) for name, nodes in kernels.items()}
-    nodes_of |= {name: _names([buffer]) for name, buffer in graph.name_to_buffer.items()}
+    order = _order(graph)
+    nodes_of = {name: _names([node.node for node in nodes], order) for name, nodes in kernels.items()}
+    nodes_of |= {name: _names([buffer], order) for name, buffer in graph.name_to_buffer.items()}
     return Lowered(code, nodes_of, tuple(map(_strides, graph.graph_outputs)))
 
 
@@ -136,14 +138,28 @@ def _is_symbolic(given: Any) -> bool:
     return any(sympify(each).free_symbols for each in (*layout.size, *layout.stride, layout.offset))
 
 
-def _names(made: Sequence[Any]) -> tuple[str, ...]:
-    """Names of the FX nodes that some operations of Inductor compute: first the single origin of each, then all other origins."""
+def _order(graph: Any) -> dict[str, int]:
+    """Ranks of the FX nodes' names, from last to first; the nodes of kernels that Inductor does not fuse come behind all others.
+
+    A buffer without a single origin lists all nodes that its kernel computes, and the last of them is what the buffer holds: the
+    first pass of a reduction in two passes is an example.  A copy that is made for an unfused kernel lists that kernel too.
+    """
+    made = (buffer.get_origin_node() for buffer in graph.buffers if isinstance(buffer, ExternKernel))
+    extern = {origin.name for origin in made if origin is not None}
+    names = [node.name for node in graph.graph.nodes]
+    ordered = sorted(reversed(names), key=extern.__contains__)
+    return {name: rank for rank, name in enumerate(ordered)}
+
+
+def _names(made: Sequence[Any], order: Mapping[str, int]) -> tuple[str, ...]:
+    """Names of the FX nodes that some operations of Inductor compute: first the single origin of each, then others by `order`."""
     found: dict[str, None] = {}
     for each in made:
         origin = None if each is None else each.get_origin_node()
         found |= dict.fromkeys([origin.name] if origin is not None else [])
     for each in made:
-        found |= dict.fromkeys(sorted(origin.name for origin in getattr(each, "origins", ())))
+        names = [origin.name for origin in getattr(each, "origins", ())]
+        found |= dict.fromkeys(sorted(names, key=lambda name: (order.get(name, len(order)), name)))
     return tuple(found)
 
 

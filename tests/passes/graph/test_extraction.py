@@ -97,6 +97,14 @@ def test_golden_of_a_step_that_is_written() -> None:
     assert list(written.args[0].users) == [written]
 
 
+def test_a_saved_value_is_not_written_again() -> None:
+    prepared = prepared_of(mlp)
+    plan = Planner(build_problem(prepared, cost=UnitCost())).fastest()
+    assert plan.saved
+    _, backward = extract(prepared, replace(plan, written=plan.saved))
+    assert calls(backward) == calls(extract(prepared, plan)[1])
+
+
 def none(prepared: joint_graph.Joint) -> Any:
     return np.zeros(len(build_problem(prepared, cost=UnitCost()).values), dtype=bool)
 

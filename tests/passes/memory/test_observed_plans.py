@@ -217,6 +217,24 @@ def test_a_step_that_is_left_in_registers_is_written_where_that_takes_more() -> 
     assert assumptions_after(problem, plan, lower, NOTHING_ASSUMED).stored_again == (("mul", False),)
 
 
+def test_a_value_that_a_reader_is_written_for_is_written_itself() -> None:
+    """Inductor left ``sin`` to its only reader in registers, and wrote ``mul``, which reads both."""
+    sin = replace(LAYERS.values[1], realised_again=True)
+    problem = replace(LAYERS, values=(LAYERS.values[0], sin, *LAYERS.values[2:]))
+    facts = facts_as_simulated(candidate_of(problem, SAVING_MM.saved, ()))
+    assert "sin" in facts.backward.stored and "mul" not in facts.backward.stored
+    backward = replaced(facts.backward, sin=False, mul=True)
+    seen = RegionFacts(facts.forward, backward, facts.peak_bytes + 500)
+    plan = replace(SAVING_MM, peak_bytes=facts.peak_bytes)
+    assert assumptions_after(problem, plan, seen, NOTHING_ASSUMED) == Assumptions(written=("sin",))
+    lower = RegionFacts(facts.forward, backward, facts.peak_bytes)
+    as_seen = (("mul", True), ("sin", False))
+    assert assumptions_after(problem, plan, lower, NOTHING_ASSUMED).stored_again == as_seen
+    unrelated = replaced(facts.backward, sin=False)
+    seen = RegionFacts(facts.forward, unrelated, facts.peak_bytes + 500)
+    assert assumptions_after(problem, plan, seen, NOTHING_ASSUMED).written == ()
+
+
 def test_a_kernel_of_many_nodes_is_held_against_the_highest_of_them() -> None:
     facts = simulated()
     levels = {k.nodes[0]: k.live_bytes for k in facts.forward.kernels}
