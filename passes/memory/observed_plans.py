@@ -37,9 +37,10 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
     """Assumptions for the next search, after a plan was observed.
 
     In the problem with these assumptions, the plan's peak is at least the observed peak.  There is one exception: nodes that the
-    plan has in memory, but that Inductor left in registers.  A step of this kind keeps its inputs alive until its last reader, and
-    a recomputed value may have Inductor write a larger reader instead.  If the observed peak then exceeds the plan's peak, these
-    nodes are written from now on, and the excess bytes and the readers written instead are dropped from this observation.
+    plan has in memory, that Inductor left in registers, and that explain a buffer at the peak.  Such a step keeps its inputs alive
+    until its last reader, and for such a recomputed value Inductor may write a larger reader instead.  If the observed peak exceeds
+    the plan's peak, these nodes are written from now on, and the excess bytes and the readers written instead are dropped from this
+    observation.
 
     Args:
         problem: The problem that the plan was found in, with `before` among its facts.
@@ -53,7 +54,7 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
         stored=_merged(before.stored, _forward_stored(found, facts.forward), is_first),
         stored_again=_merged(before.stored_again, backward_stored, is_first),
     )
-    left, instead = _left_in_registers(problem, backward_stored, facts.backward)
+    left, instead = _left_in_registers(problem, backward_stored, facts)
     left -= set(before.written)
     if left and facts.peak_bytes > plan.peak_bytes:
         again = {name: is_stored for name, is_stored in backward_stored.items() if name not in left | instead}
@@ -71,34 +72,43 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
 
 
 def _left_in_registers(
-    problem: Problem, backward_stored: Mapping[str, bool], backward: GraphFacts
+    problem: Problem, backward_stored: Mapping[str, bool], facts: RegionFacts
 ) -> tuple[set[str], set[str]]:
-    """Nodes that the simulator has in memory, Inductor in registers: such steps, and such values with a reader written instead.
+    """Nodes that the simulator has in memory and Inductor in registers, if that explains a buffer at the peak.
+
+    The buffer is an input of such a step, which lives until the step's last reader, or it is a reader of such a recomputed value:
+    Inductor writes a node whose expression reads too many buffers.
 
     Args:
         backward_stored: See `_backward_stored`.
 
     Returns:
-        These nodes, and the readers written instead: nodes that the simulator has in registers, that Inductor writes, and that read
-        such a value directly or through other registers.
+        These nodes, and the readers at the peak that the simulator has in registers.
     """
-    left = {step.name for step in problem.steps if not backward_stored.get(step.name, True)}
-    instead = set[str]()
-    in_registers: dict[
-        str, frozenset[str]
-    ] = {}  # for each node that readers compute anew: values that the simulator has in memory
-    for node in (*problem.values, *problem.steps):
-        if node.kernel != POINTWISE or node.name not in backward.computed:
+    backward, left, instead = facts.backward, set[str](), set[str]()
+    if facts.forward.peak_bytes >= facts.peak_bytes:
+        return left, instead
+    at_peak = {buffer.node for buffer in backward.at_peak if not buffer.is_workspace}
+    loads: dict[str, frozenset[str]] = {}  # for each node in registers: the buffers that its expression reads
+    values: dict[str, frozenset[str]] = {}  # and the values in it that the simulator has in memory
+    nodes: tuple[Value | Step, ...] = (*problem.values, *problem.steps)
+    for node in nodes:
+        name = node.name
+        if node.kernel != POINTWISE or name not in backward.computed:
             continue
         sources = [problem.values[v].name for v in node.reads]
         sources += [problem.steps[b].name for b in node.gradients] if isinstance(node, Step) else []
-        within = frozenset[str]().union(*(in_registers.get(name, ()) for name in sources))
-        if node.name not in backward.stored:
-            is_left = isinstance(node, Value) and not backward_stored.get(node.name, True)
-            in_registers[node.name] = within | {node.name} if is_left else within
-        elif within and backward_stored.get(node.name, False):
-            instead.add(node.name)
-            left |= within
+        within = frozenset[str]().union(*(values.get(source, ()) for source in sources))
+        if name in backward.stored:
+            if within and backward_stored.get(name, False) and name in at_peak:
+                instead.add(name)
+                left |= within
+            continue
+        loads[name] = frozenset[str]().union(*(loads.get(source, {source}) for source in sources))
+        is_left = not backward_stored.get(name, True)
+        values[name] = within | {name} if is_left and isinstance(node, Value) else within
+        if is_left and isinstance(node, Step) and loads[name] & at_peak:
+            left.add(name)
     return left, instead
 
 

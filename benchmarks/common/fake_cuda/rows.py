@@ -2,8 +2,7 @@
 
 Run as a module; its arguments are ``MODEL DTYPE [--plain BYTES] SETTING ...``.  Prints one line of JSON for each setting:
 ``torch 0.5`` is torch's partitioner at that ``activation_memory_budget``, ``0.5`` ours at half of what torch's own needs at 1.0,
-which is the first setting or given by `--plain`, ``min`` ours at its lowest peak.  With `--plan-only` ours are planned, and no
-code is emitted.
+which is the first setting or given by `--plain`, ``min`` ours at its lowest peak.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,24 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model")
     parser.add_argument("dtype")
     parser.add_argument("--plain", type=int, default=0)
-    parser.add_argument("--plan-only", action="store_true")
     parser.add_argument("settings", nargs="+")
     arguments = parser.parse_args(argv)
     install()
-    make = _planned_row if arguments.plan_only else _our_row
-    for row in rows(arguments.model, arguments.dtype, arguments.settings, arguments.plain, make):
+    for row in rows(arguments.model, arguments.dtype, arguments.settings, arguments.plain):
         print(json.dumps(asdict(row)), flush=True)
     return 0
 
 
-def rows(
-    model: str,
-    dtype: str,
-    settings: Sequence[str],
-    plain_bytes: int,
-    make: Callable[[CodegenRow, int | str], CodegenRow],
-) -> Iterator[CodegenRow]:
-    """A row for each setting, ours by `make`; what fails says why."""
+def rows(model: str, dtype: str, settings: Sequence[str], plain_bytes: int) -> Iterator[CodegenRow]:
+    """A row for each setting; a row that fails says why."""
     from dataclasses import replace
 
     from benchmarks.common import harness
@@ -59,11 +50,11 @@ def rows(
                 row = _torchs_row(base, float(setting.split()[1]), known)
             else:
                 budget = setting if setting == "min" else int(float(setting) * plain_bytes)
-                row = make(base, budget)
+                row = _our_row(base, budget)
         except Exception as error:  # one broken row must not lose the others
             row = replace(base, failure=harness.reason_of(error))
-        if setting == PLAIN and row.first_peak_bytes is not None:
-            plain_bytes = row.first_peak_bytes
+        if setting == PLAIN and row.peak_bytes is not None:
+            plain_bytes = row.peak_bytes
         yield row
 
 
@@ -84,7 +75,7 @@ def _torchs_row(base: CodegenRow, ratio: float, known: dict[Any, CodegenRow]) ->
         if same is None:
             raise
         return replace(same, setting=base.setting)
-    row = replace(base, first_peak_bytes=run_region(*emitted).peak_bytes)
+    row = replace(base, peak_bytes=run_region(*emitted).peak_bytes)
     known[log[-1].saved, log[-1].recomputed] = row
     return row
 
@@ -93,44 +84,22 @@ def _our_row(base: CodegenRow, budget: int | str) -> CodegenRow:
     from dataclasses import replace
 
     import compile_remat
-    from benchmarks.common.code_only import peaks_of_rounds
     from benchmarks.common.fake_cuda import step
     from compile_remat.compilation.region_run import run_region
     from compile_remat.errors import BudgetError, find_error
 
     row = replace(base, budget_bytes=budget if isinstance(budget, int) else None)
     compile_remat.reset_reports()
-    with peaks_of_rounds() as rounds:
-        try:
-            emitted = step.compile_step(_build(base), step.ours(budget))
-        except Exception as error:
-            refused = find_error(error, BudgetError)
-            if refused is None:
-                raise
-            row = replace(row, floor_bytes=refused.floor_bytes)
-            emitted = []
-    if not rounds:
-        return row
-    predicted, first = rounds[0]
-    final = run_region(*emitted[-2:]).peak_bytes if emitted else None
-    return replace(row, predicted_peak_bytes=predicted, first_peak_bytes=first, peak_bytes=final, rounds=len(rounds))
-
-
-def _planned_row(base: CodegenRow, budget: int | str) -> CodegenRow:
-    from dataclasses import replace
-
-    from benchmarks.common.fake_cuda import step
-    from compile_remat.errors import BudgetError, find_error
-
-    row, seen = replace(base, budget_bytes=budget if isinstance(budget, int) else None), list[int | None]()
     try:
-        step.compile_step(_build(base), step.planned(budget, seen))
+        emitted = step.compile_step(_build(base), step.ours(budget))
     except Exception as error:
         refused = find_error(error, BudgetError)
         if refused is None:
             raise
         return replace(row, floor_bytes=refused.floor_bytes)
-    return replace(row, predicted_peak_bytes=seen[0])
+    (report,) = compile_remat.reports()
+    peak_bytes = run_region(*emitted[-2:]).peak_bytes
+    return replace(row, predicted_peak_bytes=report.predicted_peak_bytes, peak_bytes=peak_bytes, rounds=report.rounds)
 
 
 def _build(base: CodegenRow) -> Any:

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compile_remat._torch.cuda_sdpa import use_cuda_attention
 from compile_remat.backend import compile_graph
-from compile_remat.compilation.looking import look_at_graph
 from compile_remat.config import RematConfig
 from compile_remat.inductor.observe import Emitted, observed
 
@@ -64,18 +63,6 @@ def ours(memory_budget: int | str, patches: Mapping[str, Any] | None = None, dev
 
     def use(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> object:
         return compile_graph(gm, example_inputs, config, dict(patches or {}))
-
-    return use
-
-
-def planned(memory_budget: int | str, seen: list[int | None]) -> Compile:
-    """Our planner alone at a budget; the predicted peak goes into `seen`."""
-    config = RematConfig.resolve({"memory_budget": memory_budget, "device": DEVICE})
-
-    def use(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> object:
-        found = look_at_graph(gm, example_inputs, config)
-        seen.append(None if found is None else found.report.predicted_peak_bytes)
-        return found
 
     return use
 

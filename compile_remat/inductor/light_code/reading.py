@@ -139,16 +139,20 @@ def _is_symbolic(given: Any) -> bool:
 
 
 def _order(graph: Any) -> dict[str, int]:
-    """Ranks of the FX nodes' names, from last to first; the nodes of kernels that Inductor does not fuse come behind all others.
+    """Ranks of the FX nodes' names, from last to first; views, and nodes of kernels that Inductor does not fuse, follow the others.
 
     A buffer without a single origin lists all nodes that its kernel computes, and the last of them is what the buffer holds: the
     first pass of a reduction in two passes is an example.  A copy that is made for an unfused kernel lists that kernel too.
     """
     made = (buffer.get_origin_node() for buffer in graph.buffers if isinstance(buffer, ExternKernel))
     extern = {origin.name for origin in made if origin is not None}
-    names = [node.name for node in graph.graph.nodes]
-    ordered = sorted(reversed(names), key=extern.__contains__)
-    return {name: rank for rank, name in enumerate(ordered)}
+    nodes = sorted(reversed(graph.graph.nodes), key=lambda node: node.name in extern or _is_view(node))
+    return {node.name: rank for rank, node in enumerate(nodes)}
+
+
+def _is_view(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 def _names(made: Sequence[Any], order: Mapping[str, int]) -> tuple[str, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen import cpp
 from torch._inductor.scheduler import Scheduler, SchedulerNode
 from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -177,6 +180,34 @@ def test_kernels_and_buffers_have_their_nodes() -> None:
         kernels = {name for name in graph.nodes_of if name.startswith("kernel_")}
         assert buffers and kernels and all(f"{name} = async_compile" in graph.source_code for name in kernels)
         assert all(graph.nodes_of[name] for name in kernels)
+
+
+def test_a_buffer_of_many_nodes_is_named_by_what_it_holds() -> None:
+    """The first pass of a sum has no single origin, nor has a copy in the layout that a product wants."""
+
+    def function(x: Tensor) -> Tensor:
+        y = torch.ops.aten.permute.default(x.sin(), [1, 0])
+        return torch.ops.aten.mm.default(y, y).sum() + y.sum()
+
+    module = make_fx(function)(torch.randn(4, 4))
+    nodes = {node.name: node for node in module.graph.nodes}
+
+    def buffer(*names: str, origin: str | None = None) -> mock.Mock:
+        found = mock.Mock(spec=reading.ExternKernel if origin == "mm" else reading.IRNode)
+        found.get_origin_node = lambda: None if origin is None else nodes[origin]
+        found.origins = [nodes[name] for name in names]
+        return found
+
+    first_pass, product, copy = (
+        buffer("sin", "permute", "sum_2"),
+        buffer("mm", origin="mm"),
+        buffer("mm", "permute", "sin"),
+    )
+    order = reading._order(SimpleNamespace(buffers=[first_pass, product, copy], graph=module.graph))
+    assert reading._names([first_pass], order) == ("sum_2", "sin", "permute")
+    assert reading._names([product], order) == ("mm",)
+    assert reading._names([copy], order)[0] == "sin"
+    assert reading._names([buffer("sin", "permute", origin="permute")], order) == ("permute", "sin")
 
 
 # -- no trace ---------------------------------------------------------------------------------------------------------

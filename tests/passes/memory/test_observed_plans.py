@@ -147,11 +147,14 @@ def simulated() -> RegionFacts:
     return facts_as_simulated(candidate_of(LAYERS, SAVING_MM.saved, ()))
 
 
-def replaced(graph: GraphFacts, *, live: dict[str, int] | None = None, **stored: bool) -> GraphFacts:
-    """The graph with other bytes at some kernels, and some nodes that are written or are not."""
+def replaced(
+    graph: GraphFacts, *, live: dict[str, int] | None = None, at_peak: Iterable[str] = (), **stored: bool
+) -> GraphFacts:
+    """The graph with other bytes at some kernels, some buffers at its peak, and some nodes that are written or are not."""
     kernels = [KernelFacts(k.nodes, (live or {}).get(k.nodes[0], k.live_bytes)) for k in graph.kernels]
     kept = {name: nbytes for name, nbytes in graph.stored.items() if stored.get(name, True)}
-    return GraphFacts(tuple(kernels), kept | {name: 1000 for name, is_stored in stored.items() if is_stored})
+    named = kept | {name: 1000 for name, is_stored in stored.items() if is_stored}
+    return GraphFacts(tuple(kernels), named, tuple(BufferFacts(name, 1000) for name in at_peak))
 
 
 def test_buffers_of_the_forward_and_of_the_backward_are_assumed_each_for_itself() -> None:
@@ -203,8 +206,7 @@ def test_a_step_that_is_left_in_registers_is_written_where_that_takes_more() -> 
     problem = replace(LAYERS, steps=(replace(LAYERS.steps[0], realised=True), *LAYERS.steps[1:]))
     facts = facts_as_simulated(candidate_of(problem, SAVING_MM.saved, ()))
     assert "mul" in facts.backward.stored
-    levels = {k.nodes[0]: k.live_bytes for k in facts.backward.kernels}
-    backward = replaced(facts.backward, live={"mm_2": levels["mm_2"] + 500}, mul=False)
+    backward = replaced(facts.backward, live={"mm_2": facts.peak_bytes + 500}, at_peak=("mm", "mm_2"), mul=False)
     seen = RegionFacts(facts.forward, backward, facts.peak_bytes + 500)
     plan = replace(SAVING_MM, peak_bytes=facts.peak_bytes)
     found = assumptions_after(problem, plan, seen, NOTHING_ASSUMED)
@@ -215,6 +217,9 @@ def test_a_step_that_is_left_in_registers_is_written_where_that_takes_more() -> 
     assert (again.written, again.stored_again) == (("mul",), ()) and again.backward_bytes
     lower = RegionFacts(facts.forward, backward, facts.peak_bytes)
     assert assumptions_after(problem, plan, lower, NOTHING_ASSUMED).stored_again == (("mul", False),)
+    elsewhere = RegionFacts(facts.forward, replace(backward, at_peak=(BufferFacts("mm_2", 1000),)), seen.peak_bytes)
+    found = assumptions_after(problem, plan, elsewhere, NOTHING_ASSUMED)
+    assert found.written == () and found.stored_again == (("mul", False),) and found.backward_bytes
 
 
 def test_a_value_that_a_reader_is_written_for_is_written_itself() -> None:
@@ -223,14 +228,16 @@ def test_a_value_that_a_reader_is_written_for_is_written_itself() -> None:
     problem = replace(LAYERS, values=(LAYERS.values[0], sin, *LAYERS.values[2:]))
     facts = facts_as_simulated(candidate_of(problem, SAVING_MM.saved, ()))
     assert "sin" in facts.backward.stored and "mul" not in facts.backward.stored
-    backward = replaced(facts.backward, sin=False, mul=True)
+    backward = replaced(
+        facts.backward, live={"mul": facts.peak_bytes + 500}, at_peak=("mm", "mul"), sin=False, mul=True
+    )
     seen = RegionFacts(facts.forward, backward, facts.peak_bytes + 500)
     plan = replace(SAVING_MM, peak_bytes=facts.peak_bytes)
     assert assumptions_after(problem, plan, seen, NOTHING_ASSUMED) == Assumptions(written=("sin",))
     lower = RegionFacts(facts.forward, backward, facts.peak_bytes)
     as_seen = (("mul", True), ("sin", False))
     assert assumptions_after(problem, plan, lower, NOTHING_ASSUMED).stored_again == as_seen
-    unrelated = replaced(facts.backward, sin=False)
+    unrelated = replaced(facts.backward, live={"mul": facts.peak_bytes + 500}, at_peak=("mm", "mul"), sin=False)
     seen = RegionFacts(facts.forward, unrelated, facts.peak_bytes + 500)
     assert assumptions_after(problem, plan, seen, NOTHING_ASSUMED).written == ()
 
