@@ -129,7 +129,8 @@ class PlannedOrder:
         nearby = {apart.kernel(node.get_name()) for node in self.nodes[window]} - {a, b}
         between = [k for k in nearby if begin <= apart.place(k) <= end]
         if any(apart.place(k) <= together.place(both) for k in between if k.reads & both.writes):
-            return False  # kernels in between would have to wait as well
+            # Kernels in between have to wait as well, so that the order of the whole graph changes.
+            return self.limit_bytes is not None and together.levels().peak_bytes <= self.limit_bytes
         peak_bytes = together.peak_bytes([*between, both])
         if self.limit_bytes is not None:
             return self.levels(joined).before([*between, a, b]) + peak_bytes <= self.limit_bytes
