@@ -5,7 +5,8 @@ outputs of the moved kernel live longer, and the inputs of the other kernel no l
 
 There are two passes over the kernels.  In the first, a fusion must not raise the memory in use between the two positions.  The
 peak of the kernels that result is the limit of the second pass, in which Inductor fuses again: there a fusion may raise the memory
-around it, up to that limit.  So the graph has the peak of the first pass, and no kernels more than its memory asks for.
+around it, and kernels in between may have to wait for the fused kernel, up to that limit.  So the graph has the peak of the first
+pass, and no kernels more than its memory asks for.
 """
 
 from __future__ import annotations

@@ -88,6 +88,29 @@ def test_rises_of_the_second_pass_add_up() -> None:
         assert not keeps(found, *other)
 
 
+@pytest.mark.parametrize(("large", "is_allowed"), [(1699, False), (1700, True)])
+def test_in_the_second_pass_a_product_may_wait_for_a_fused_kernel(large: int, is_allowed: bool) -> None:
+    """GELU once more, and its gradient: the weight's gradient, which stands between them, comes after one kernel for both."""
+    nodes = [
+        Node(0, "primals_1", "x", is_extern=True),
+        Node(1, "x", "y", is_extern=True),
+        Node(2, "h", "again"),
+        Node(3, "again dy", "weight", is_extern=True),
+        Node(4, "dy", "g", is_extern=True),
+        Node(5, "h g", "gradient"),
+    ]
+    sizes = {"x": large, "y": 0, "again": 700, "weight": 100}
+    assert not keeps(order(*nodes, returned="weight gradient", **sizes), 2, 5)
+    found = in_second_pass(*nodes, returned="weight gradient", **sizes)
+    assert found[0].limit_bytes == large
+    assert keeps(found, 2, 5) == is_allowed
+    both = Kernel.of([nodes[2], nodes[5]])
+    together = KernelGrouping(*found, both)
+    kernels = [found[0].kernel(nodes[k]) for k in (0, 1, 3, 4)]
+    assert together.in_order([*kernels, both]) == [*kernels[:2], kernels[3], both, kernels[2]]
+    assert together.levels().peak_bytes == max(large, 1700)  # g, then both results, one of them in the place of g
+
+
 def test_a_kernel_writes_over_what_it_is_the_last_to_read() -> None:
     nodes = [Node(0, "a primals_1", "c"), Node(1, "primals_1", "b")]
     assert keeps(order(*nodes, returned="c b"), 0, 1)

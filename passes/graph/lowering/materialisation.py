@@ -85,7 +85,10 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
         is_always or is_read or is_written(backward, False, rules)
     )
     if not draft.in_backward:
-        draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
+        is_reused = most_users(draft.node) > 1
+        draft.is_materialised = is_always or is_written(forward, is_reused, rules)
+    by_heavy = is_reused and (forward.has_heavy or backward.has_heavy)
+    draft.is_written_for_reads = draft.is_materialised and not (is_always or is_read or by_heavy)
     draft.expression = load_of(draft) if is_read or draft.is_materialised else forward
     draft.backward_expression = load_of(draft) if is_read or is_written_in_backward else backward
 

@@ -138,6 +138,44 @@ def test_parts_and_constants_cost_nothing(kernel: str) -> None:
     assert (node.time_ns, node.save_time_ns) == (0, 0)
 
 
+def residual(**fields: Any) -> tuple[list[Draft], list[Draft]]:
+    """A sum of two products' results, which the forward reads for a statistic, and the backward in two groups."""
+    a, b = value(EXTERN, 100), value(EXTERN, 100)
+    total = value(POINTWISE, 100, a, b, flops=0, depth=1, **fields)
+    wide = value(POINTWISE, 200, total, flops=0, depth=1)
+    statistic = value(REDUCTION, 1, wide, depth=1)
+    steps = [
+        step(POINTWISE, 10, wide, statistic, depth=3, is_output=True),
+        step(POINTWISE, 10, total, depth=5, is_output=True),
+    ]
+    return [a, b, total, wide, statistic], steps
+
+
+@pytest.mark.parametrize("fields", [{}, {"is_materialised": True, "is_written_for_reads": True}])
+def test_a_sum_in_registers_is_paid_in_each_group_of_its_readers(fields: dict[str, bool]) -> None:
+    """Its readers, and those of its other forms, load both operands; saved, it is written once and loaded three times."""
+    values, steps = residual(**fields)
+    price(values, steps, COST)
+    total, wide = values[2:4]
+    assert (total.time_ns, total.save_time_ns) == (3 * 200, 100 + 3 * 100)
+    assert wide.time_ns == 0
+
+
+def test_a_sum_that_is_written_anyway_is_paid_once() -> None:
+    values, steps = residual(is_materialised=True)
+    price(values, steps, COST)
+    assert (values[2].time_ns, values[2].save_time_ns) == (LAUNCH_NS + 200 + 100, 0)
+
+
+def test_a_saved_sum_spares_the_forward_the_loads_of_its_operands() -> None:
+    """The next sum of the forward loads it in place of two operands: what it saves is what the write costs."""
+    values, steps = residual()
+    total, other = values[2], value(EXTERN, 100, depth=1)
+    values += [other, value(POINTWISE, 100, total, other, flops=0, depth=2, is_output=True)]
+    price(values, steps, COST)
+    assert (total.time_ns, total.save_time_ns) == (3 * 200, 0 + 3 * 100)
+
+
 # -- saving -----------------------------------------------------------------------------------------------------------
 
 
