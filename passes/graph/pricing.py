@@ -19,32 +19,97 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from compile_remat.cost_models import CostModel
+from compile_remat.cost_models import CostModel, Op
 from compile_remat.passes.graph.node_drafts import Draft
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, SCATTER
 
 
 def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> int:
     """Set `time_ns` of all drafts and `save_time_ns` of the values; returns the ns of a training step that recomputes nothing."""
+    works = works_of(values, steps, cost.cache_bytes)
+    step_time_ns = 0
+    for draft, again in works.again.items():
+        once = works.once.get(draft)
+        draft.time_ns = draft.inner_time_ns or again.time_ns(cost)
+        if once is not None:
+            step_time_ns += draft.time_ns if once is again else once.time_ns(cost)
+    for draft, saving in works.saving.items():
+        draft.save_time_ns = sum(work.time_ns(cost) for work in saving)
+    return step_time_ns
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one node adds to a step, in the counts that a cost model prices: a kernel, or a part of a fused kernel.
+
+    Attributes:
+        op: Counts of the node; None if it has no arithmetic.
+        is_alone: True for a kernel of its own, False for a part of a fused kernel.
+        is_written: True if the result of the part goes to memory: then it pays for the kernel's launch, too.
+        moved_bytes: Bytes that the part is the first of its group to read, and those of its result if it is written.
+        cached_bytes: Those of the bytes read that are in the cache.
+        num_groups: Number of fused groups that compute the part.
+    """
+
+    op: Op | None = None
+    is_alone: bool = False
+    is_written: bool = False
+    moved_bytes: int = 0
+    cached_bytes: int = 0
+    num_groups: int = 1
+
+    def time_ns(self, cost: CostModel) -> int:
+        """Time in ns: the kernel's, or the longer of the part's arithmetic and traffic, plus a launch if it is written."""
+        arithmetic_ns = 0
+        if self.op is not None:
+            if self.is_alone:
+                return cost.op_time_ns(self.op)
+            arithmetic_ns = cost.arithmetic_time_ns(self.op) * self.num_groups
+        traffic_ns = cost.traffic_time_ns(self.moved_bytes, self.cached_bytes)
+        return (cost.launch_time_ns if self.is_written else 0) + max(arithmetic_ns, traffic_ns)
+
+
+NOTHING = Work()
+"""The work of a node that runs no kernel."""
+
+
+@dataclass(frozen=True)
+class Works:
+    """The work of all nodes.
+
+    Attributes:
+        once: Of every node in a step that recomputes nothing, where snapshots do not run.
+        again: Of every step, and of every value when the backward computes it.
+        saving: Of every value, what saving it adds.
+    """
+
+    once: dict[Draft, Work]
+    again: dict[Draft, Work]
+    saving: dict[Draft, tuple[Work, ...]]
+
+
+def works_of(values: Sequence[Draft], steps: Sequence[Draft], cache_bytes: int) -> Works:
+    """Counts the work of each node; see the module's text for the traffic of fused kernels."""
     forward_buffers, backward_buffers = _nodes_with_buffers(values, steps)
     buffers = forward_buffers | backward_buffers
     first, again = _groups(values, steps, buffers)
-    reads, reads_again = _Reads(buffers, first, cost.cache_bytes), _Reads(buffers, again, cost.cache_bytes)
-    once_more: dict[Draft, int] = {}
+    reads, reads_again = _Reads(buffers, first, cache_bytes), _Reads(buffers, again, cache_bytes)
+    works = Works({}, {}, {})
     for draft in (*values, *steps):
-        has_buffer = draft in (forward_buffers if draft.in_forward else backward_buffers)
-        draft.time_ns = _time(draft, reads.of(draft, cost), has_buffer, cost)
-        once_more[draft] = _time(draft, reads_again.of(draft, cost), draft in backward_buffers, cost)
-    only_if_saved = {d: _snapshot_time(d, cost) for d in values if d.is_snapshot}
-    step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in only_if_saved)
-    for draft in values:
-        draft.time_ns = once_more[draft]  # a buffer of the forward may stay in registers in the backward
-        draft.save_time_ns = _save_time(
-            draft, forward_buffers, backward_buffers, len(first[draft]), len(again[draft]), cost
-        )
-        if draft in only_if_saved:  # a snapshot runs only if it is saved
-            draft.time_ns = draft.save_time_ns = only_if_saved[draft]
-    return step_time_ns
+        is_written = draft in (forward_buffers if draft.in_forward else backward_buffers)
+        once = _work(draft, reads, is_written=is_written)
+        once_more = _work(draft, reads_again, is_written=draft in backward_buffers)
+        if draft.is_snapshot:  # runs only if it is saved; the backward then reads it in place of the input
+            copy = Work(is_written=True, moved_bytes=2 * draft.nbytes)
+            works.again[draft], works.saving[draft] = copy, (copy,)
+            continue
+        works.once[draft] = once
+        works.again[draft] = once if draft.in_backward else once_more
+        if not draft.in_backward:
+            written_bytes = 0 if draft in forward_buffers else _written_bytes(draft, len(first[draft]))
+            num_reads = 0 if draft in backward_buffers else len(again[draft])
+            works.saving[draft] = _saving(draft, written_bytes, num_reads)
+    return works
 
 
 def _nodes_with_buffers(values: Sequence[Draft], steps: Sequence[Draft]) -> tuple[set[Draft], set[Draft]]:
@@ -97,15 +162,6 @@ def _groups(values: Sequence[Draft], steps: Sequence[Draft], buffers: Collection
     )
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Arithmetic of a fused node, bytes that it is the first of its groups to read, and how many of these are in the cache."""
-
-    arithmetic_ns: int = 0
-    read_bytes: int = 0
-    cached_bytes: int = 0
-
-
 class _Reads:
     """Tracks the buffers that fused groups have read and written, node by node in execution order."""
 
@@ -115,19 +171,19 @@ class _Reads:
         self.moved_bytes = 0
         self.written_at: dict[Draft, int] = {}
 
-    def of(self, draft: Draft, cost: CostModel) -> _Work:
-        """The work of the next node."""
-        work = self._work(draft, cost) if draft.kernel in (POINTWISE, REDUCTION) else _Work()
+    def of(self, draft: Draft) -> tuple[int, int]:
+        """Bytes that the next node is the first of its groups to read, and those of them that are in the cache."""
+        found = self._first_reads(draft) if draft.kernel in (POINTWISE, REDUCTION) else (0, 0)
         is_alone = draft.kernel in (EXTERN, SCATTER)
         if is_alone:
             self.moved_bytes += draft.op.read_bytes + draft.op.write_bytes
-        self.moved_bytes += work.read_bytes
+        self.moved_bytes += found[0]
         if draft in self.buffers:
             self.moved_bytes += 0 if is_alone else draft.nbytes
             self.written_at[draft] = self.moved_bytes
-        return work
+        return found
 
-    def _work(self, draft: Draft, cost: CostModel) -> _Work:
+    def _first_reads(self, draft: Draft) -> tuple[int, int]:
         groups = self.groups[draft]
         loads: list[tuple[Draft | str, int, Collection[int]]] = [(n, nbytes, groups) for n, nbytes in draft.input_reads]
         loads += [(source, source.nbytes, groups) for source in draft.sources if source in self.buffers]
@@ -144,45 +200,38 @@ class _Reads:
             read_bytes += nbytes * len(unread)
             if draft.depth in unread and isinstance(source, Draft) and self._is_cached(source):
                 cached_bytes += nbytes
-        return _Work(cost.arithmetic_time_ns(draft.op) * len(groups), read_bytes, cached_bytes)
+        return read_bytes, cached_bytes
 
     def _is_cached(self, source: Draft) -> bool:
         written_at = self.written_at.get(source)
         return written_at is not None and self.moved_bytes - written_at + source.nbytes <= self.cache_bytes
 
 
-def _time(draft: Draft, work: _Work, has_buffer: bool, cost: CostModel) -> int:
-    """Time of a node in ns: its own kernel, or the longer of arithmetic and traffic, plus a launch if it writes a buffer."""
+def _work(draft: Draft, reads: _Reads, *, is_written: bool) -> Work:
+    read_bytes, cached_bytes = reads.of(draft)
     if draft.kernel in (EXTERN, SCATTER):
-        return draft.inner_time_ns or cost.op_time_ns(draft.op)
+        return Work(draft.op, is_alone=True)
     if draft.kernel not in (POINTWISE, REDUCTION):
-        return 0
-    traffic_ns = cost.traffic_time_ns(work.read_bytes + (draft.nbytes if has_buffer else 0), work.cached_bytes)
-    return (cost.launch_time_ns if has_buffer else 0) + max(work.arithmetic_ns, traffic_ns)
+        return NOTHING
+    moved_bytes = read_bytes + (draft.nbytes if is_written else 0)
+    return Work(
+        draft.op,
+        is_written=is_written,
+        moved_bytes=moved_bytes,
+        cached_bytes=cached_bytes,
+        num_groups=len(reads.groups[draft]),
+    )
 
 
-def _snapshot_time(draft: Draft, cost: CostModel) -> int:
-    """Time of the kernel that copies an input, in ns; the backward then reads the copy in place of the input at the same cost."""
-    return cost.launch_time_ns + cost.traffic_time_ns(2 * draft.nbytes)
+def _written_bytes(draft: Draft, num_groups: int) -> int:
+    """Bytes that writing a value of registers adds to the forward: groups behind the first load it in place of its operands."""
+    operand_bytes = sum(source.nbytes for source in _large_sources(draft))
+    return max(0, draft.nbytes - (num_groups - 1) * max(0, operand_bytes - draft.nbytes))
 
 
-def _save_time(
-    draft: Draft,
-    forward_buffers: set[Draft],
-    backward_buffers: set[Draft],
-    num_first: int,
-    num_again: int,
-    cost: CostModel,
-) -> int:
-    """Traffic time that only saving causes, in ns: the write in the forward, and a read by each fused group of the backward.
-
-    In the forward, groups behind the first then load the value in place of its operands.
-    """
+def _saving(draft: Draft, written_bytes: int, num_reads: int) -> tuple[Work, ...]:
+    """Traffic that only saving causes: the write in the forward, and a read by each fused group of the backward."""
     if draft.kernel != POINTWISE:
-        return 0
-    traffic_ns = cost.traffic_time_ns(draft.nbytes * draft.mask_factor)
-    operands_ns = cost.traffic_time_ns(sum(source.nbytes for source in _large_sources(draft)))
-    relief_ns = (num_first - 1) * max(0, operands_ns - traffic_ns)
-    write = 0 if draft in forward_buffers else max(0, traffic_ns - relief_ns)
-    read = 0 if draft in backward_buffers else num_again * traffic_ns
-    return write + read
+        return ()
+    write, read = (Work(moved_bytes=nbytes * draft.mask_factor) for nbytes in (written_bytes, draft.nbytes))
+    return (*([write] if written_bytes else []), *[read] * num_reads)
