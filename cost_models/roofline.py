@@ -1,5 +1,7 @@
 """The roofline model: a kernel takes its launch, then the longer of its arithmetic and its memory traffic.
 
+The arithmetic is that of a step without a pause: at `Device.sustained_clock_ratio` of the rate of a burst.
+
 Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures",
 Communications of the ACM 52(4), 2009. Both roofs are the device's figures times the fraction of them that such kernels
 reach (`Device.efficiency`). For products (matrix products, convolutions, attention) the fraction depends on the size:
@@ -80,7 +82,8 @@ class Roofline:
         if op.flops == 0:
             part = self._efficiency.get(_packet(op.target))
             return 0 if part is None else ceil(self.traffic_time_ns(op.read_bytes + op.write_bytes) / part)
-        return ceil(op.flops * _NS / (self._rate(op) * self._fraction(op)))
+        burst_rate = self._rate(op) * self._fraction(op)
+        return ceil(op.flops * _NS / (burst_rate * self.device.sustained_clock_ratio))
 
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
         """Time of `nbytes` at the bandwidth that kernels reach, `cached_bytes` of them at the cache's; in ns, rounded up."""

@@ -66,6 +66,8 @@ class Device:
         half_sizes: For products, the lengths (m, n, k) at which each dimension alone would halve the rate; sorted.
             A missing one is 0: the rate does not depend on the size.
         launches_ns: Launch time in ns of kinds or operators for which it differs from `launch_ns`; sorted.
+        sustained_clock_ratio: Clock of a training step over that of a burst, at most 1: a large device that computes without a
+            pause lowers its clock to keep within its power. It slows arithmetic, and traffic with memory not.
         compute_capability: Compute capability of a CUDA device, such as "9.0", for which Inductor generates code; None for other
             devices or if not known.
     """
@@ -87,6 +89,7 @@ class Device:
     node_link: str | None = None
     network_link: str | None = None
     compute_capability: str | None = None
+    sustained_clock_ratio: float = 1.0
 
     def rate(self, dtype: str) -> int:
         """Dense operations per second in `dtype`; if the device states none, those of the wider type that it runs in instead."""

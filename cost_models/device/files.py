@@ -70,6 +70,7 @@ def device_from_json(name: str, content: Any, where: str) -> Device:
         or (f"file {where.rpartition('/')[2]}, no sources named",),
         node_link=_link(content.get("node_link"), "node_link", where),
         network_link=_link(content.get("network_link"), "network_link", where),
+        sustained_clock_ratio=_ratio(content.get("sustained_clock_ratio", 1.0), "sustained_clock_ratio", where),
         compute_capability=_capability(content.get("compute_capability"), where),
         **counts,
     )
@@ -138,6 +139,12 @@ def _positive(value: Any, field: str, where: str) -> float:
     if value > _LARGEST:
         raise DeviceError(f'{where}: "{field}" is beyond any hardware: at most {_LARGEST:g}.')
     return value
+
+
+def _ratio(value: Any, field: str, where: str) -> float:
+    if _positive(value, field, where) > 1:
+        raise DeviceError(f'{where}: "{field}" has to be at most 1, found {value!r}.')
+    return float(value)
 
 
 def _texts(value: Any, field: str, where: str) -> tuple[str, ...]:

@@ -59,6 +59,13 @@ def test_rates_by_type_and_kind(model: CostModel) -> None:
     assert model.arithmetic_time_ns(an_op(OpKind.POINTWISE, flops=10_000, dtype="bfloat16")) == 10
 
 
+def test_a_sustained_clock_slows_arithmetic_alone() -> None:
+    steady = Roofline(replace(ROUND, sustained_clock_ratio=0.8))
+    assert steady.op_time_ns(an_op(flops=40_000, read_bytes=100)) == 100 + 50
+    assert steady.op_time_ns(an_op(flops=40_000, read_bytes=1000)) == 100 + 100
+    assert steady.arithmetic_time_ns(an_op(OpKind.POINTWISE, flops=8_000)) == 10
+
+
 def test_tf32_only_for_the_kinds_that_may_use_it(model: CostModel) -> None:
     assert model.arithmetic_time_ns(an_op(OpKind.CONV, flops=8_000)) == 2
     assert model.arithmetic_time_ns(an_op(OpKind.MATMUL, flops=8_000)) == 8

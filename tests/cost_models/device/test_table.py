@@ -143,7 +143,7 @@ def test_file_of_the_same_shape_is_accepted(tmp_path: Path) -> None:
 def test_what_an_older_file_does_not_say_is_unknown(tmp_path: Path) -> None:
     device = load_device(write(tmp_path / "old.json", GOOD | {"efficiency": {"matmul": 0.9}}))
     assert (device.host_bandwidth_bytes_per_s, device.l2_bytes, device.multiprocessors) == (None, None, None)
-    assert (device.half_sizes, device.launches_ns) == ((), ())
+    assert (device.half_sizes, device.launches_ns, device.sustained_clock_ratio) == ((), (), 1.0)
 
 
 def test_new_figures_are_read(tmp_path: Path) -> None:
@@ -154,11 +154,12 @@ def test_new_figures_are_read(tmp_path: Path) -> None:
         "multiprocessors": 4,
         "half_sizes": {"matmul": [1, 2, 3]},
         "launches_ns": {"conv": 5},
+        "sustained_clock_ratio": 0.9,
     }
     device = load_device(write(tmp_path / "new.json", GOOD | more))
     assert (device.host_bandwidth_bytes_per_s, device.l2_bytes, device.multiprocessors) == (10**10, 1 << 21, 4)
     assert (device.l2_bandwidth_bytes_per_s, device.launches_ns) == (9 * 10**12, (("conv", 5),))
-    assert device.half_sizes == (("matmul", (1.0, 2.0, 3.0)),)
+    assert (device.half_sizes, device.sustained_clock_ratio) == ((("matmul", (1.0, 2.0, 3.0)),), 0.9)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ def test_new_figures_are_read(tmp_path: Path) -> None:
         (GOOD | {"launch_ns": True}, '"launch_ns" has to be a number above 0, found True'),
         (GOOD | {"efficiency": 0.5}, '"efficiency" has to map'),
         (GOOD | {"l2_bytes": "6 MB"}, "\"l2_bytes\" has to be a number above 0, found '6 MB'"),
+        (GOOD | {"sustained_clock_ratio": 1.1}, '"sustained_clock_ratio" has to be at most 1, found 1.1'),
         (GOOD | {"half_sizes": 3}, '"half_sizes" has to map'),
         (GOOD | {"half_sizes": {"conv": [1, 2]}}, '"half_sizes" of conv has to be three lengths (m, n, k)'),
         (GOOD | {"half_sizes": {"conv": [1, 2, -3]}}, "has to be 0 or more, found -3"),
