@@ -2,12 +2,12 @@
 
 The figures are fitted one group after the other, each with the earlier groups fixed: memory, launches, products in the
 first type, products in other types, attention, convolutions, the arithmetic of fused kernels, gathers and scatters.
+The clock of a training step, which runs without a pause, is measured last, as a part of the clock of these short kernels.
 Figures that are not measured (memory size, host link, caches of GPUs) keep the values of the device table.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from compile_remat.cost_models.device.files import device_to_json
-from compile_remat.cost_models.device.table import detect
+from compile_remat.cost_models.device.table import detect, device_names
 from compile_remat.cost_models.operators.flops import element_weight
 from compile_remat.cost_models.operators.kinds import OpKind
 from compile_remat.cost_models.operators.ops import Op
@@ -25,7 +25,14 @@ from compile_remat.cost_models.roofline import Roofline
 from compile_remat.cost_models.timing import microbenchmarks
 from compile_remat.cost_models.timing.clock import clock_name
 from compile_remat.cost_models.timing.fitting import Path, Point, Price, fit, model_of, put
-from compile_remat.cost_models.timing.interleaved import TimedCase, prepared, run_rounds
+from compile_remat.cost_models.timing.interleaved import (
+    SUSTAINED_NS,
+    TOY_SUSTAINED_NS,
+    TimedCase,
+    clock_ratio,
+    prepared,
+    run_rounds,
+)
 from compile_remat.cost_models.timing.microbenchmarks import CHAIN, FUNCTIONS, POLYNOMIAL, Case
 
 Say = Callable[[str], object]
@@ -45,8 +52,8 @@ class Calibration:
     points: tuple[Point, ...]
 
     def model(self) -> Roofline:
-        """The roofline model with the fitted figures."""
-        return model_of(self.content)
+        """The roofline model with the fitted figures, for kernels that run in bursts as the points did."""
+        return model_of(self.content | {"sustained_clock_ratio": 1.0})
 
 
 def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = False) -> Calibration:
@@ -69,8 +76,11 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
             say(f"preparing {count} of {len(found)}: {case.name}")
             timed.append(prepared(case))
         run_rounds(timed, device, seconds, progress)
+        say("measuring without a pause")
+        largest = microbenchmarks.sustained_case(device, first, is_toy=is_toy)
+        ratio = clock_ratio(prepared(largest), device, TOY_SUSTAINED_NS if is_toy else SUSTAINED_NS)
     say("fitting")
-    return fitted(start_of(device), timed)
+    return fitted(start_of(device), timed, sheet_of(device), ratio)
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
@@ -108,9 +118,28 @@ def sources_of(device: torch.device, date: str) -> list[str]:
     return [f"{text}; {clock_name(device)}", "memory, host link and other figures: the device table"]
 
 
-def fitted(start: Mapping[str, Any], cases: Sequence[TimedCase]) -> Calibration:
-    """Fit the figures of `start` to the measured times."""
-    state = _State(dict(start), {}, {})
+def sheet_of(device: torch.device) -> dict[Path, float]:
+    """The rates and the bandwidth of the device's data sheet; empty for a device of which the table has none, such as a CPU."""
+    known = detect(device)
+    if device.type == "cpu" or known.name not in device_names():
+        return {}
+    rates: dict[Path, float] = {("flops_per_s", dtype): rate for dtype, rate in known.flops_per_s}
+    return {**rates, ("bandwidth_bytes_per_s",): known.bandwidth_bytes_per_s}
+
+
+def fitted(
+    start: Mapping[str, Any],
+    cases: Sequence[TimedCase],
+    sheet: Mapping[Path, float] | None = None,
+    sustained_clock_ratio: float = 1.0,
+) -> Calibration:
+    """Fit the figures of `start` to the measured times, which are those of bursts.
+
+    Args:
+        sheet: Upper limits of figures: a fit to small kernels finds rates above the data sheet, and prices large ones too low.
+        sustained_clock_ratio: The figure of that name, measured.
+    """
+    state = _State(dict(start) | {"sustained_clock_ratio": 1.0}, {}, {}, sheet or {})
     for timed in cases:
         state.cases.setdefault(timed.case.group, []).append(timed)
     _fit_memory(state)
@@ -122,21 +151,23 @@ def fitted(start: Mapping[str, Any], cases: Sequence[TimedCase]) -> Calibration:
     _fit_scatters(state)
     order = [timed.case.name for timed in cases]
     points = sorted(state.points.values(), key=lambda point: order.index(point.name))
-    return Calibration(state.content, tuple(points))
+    return Calibration(state.content | {"sustained_clock_ratio": sustained_clock_ratio}, tuple(points))
 
 
 @dataclass
 class _State:
-    """The figures so far, the measured cases of each group, and the points that have been fitted."""
+    """The figures so far, the measured cases of each group, the points that have been fitted, and the data sheet's limits."""
 
     content: dict[str, Any]
     cases: dict[str, list[TimedCase]]
     points: dict[str, Point]
+    sheet: Mapping[Path, float]
 
-    def fit(self, paths: Sequence[Path], points: Iterable[Point], most_efficiency: float = math.inf) -> None:
+    def fit(self, paths: Sequence[Path], points: Iterable[Point], most: Mapping[Path, float] | None = None) -> None:
+        """Fit figures; no rate exceeds the device's data sheet, and no efficiency its limit in `most`."""
         found = list(points)
         self.points.update((point.name, point) for point in found)
-        self.content = fit(self.content, paths, found, most_efficiency)
+        self.content = fit(self.content, paths, found, {**self.sheet, **(most or {})})
 
     def start(self, figure: str, key: str, value: Any) -> None:
         self.content.setdefault(figure, {}).setdefault(key, value)
@@ -208,12 +239,13 @@ def _fit_heavy(state: _State) -> None:
     for kind in ("attention", "conv"):
         state.start("efficiency", kind, 0.7)
         state.start("half_sizes", kind, list(_START_LENGTHS))
-        state.fit([("efficiency", kind), *[("half_sizes", kind, place) for place in _LENGTHS]], state.of(kind), 1.0)
+        paths: list[Path] = [("efficiency", kind), *[("half_sizes", kind, place) for place in _LENGTHS]]
+        state.fit(paths, state.of(kind), {("efficiency", kind): 1.0})
         for operator in sorted({op.target.rpartition(".")[0] for op in _backwards(state, kind)}):
             state.start("efficiency", operator, state.content["efficiency"][kind])
             state.start("half_sizes", operator, list(state.content["half_sizes"][kind]))
-            paths: list[Path] = [("efficiency", operator), ("half_sizes", operator, 1), ("half_sizes", operator, 2)]
-            state.fit(paths, state.of(f"{kind} backward"), 1.0)
+            paths = [("efficiency", operator), ("half_sizes", operator, 1), ("half_sizes", operator, 2)]
+            state.fit(paths, state.of(f"{kind} backward"), {("efficiency", operator): 1.0})
 
 
 def _fit_depthwise(state: _State) -> None:
@@ -221,7 +253,7 @@ def _fit_depthwise(state: _State) -> None:
     for group, figure in (("depthwise", "depthwise"), ("depthwise backward", "depthwise_backward")):
         if group in state.cases:
             state.start("efficiency", figure, 0.2)
-            state.fit([("efficiency", figure)], state.of(group), 1.0)
+            state.fit([("efficiency", figure)], state.of(group), {("efficiency", figure): 1.0})
 
 
 def _backwards(state: _State, kind: str) -> list[Op]:
@@ -230,9 +262,13 @@ def _backwards(state: _State, kind: str) -> list[Op]:
 
 
 def _fit_arithmetic(state: _State) -> None:
-    """Fit the efficiency of pointwise operators by multiply-adds, then that of other operators as fractions of the same rate."""
+    """Fit the efficiency of pointwise operators by multiply-adds, then that of other operators as fractions of the same rate.
+
+    The others are priced by what they add to the traffic of their kernel: the fit would see no change of an efficiency whose
+    arithmetic is shorter than the traffic, and leave it where it started.
+    """
     state.start("efficiency", "pointwise", _SLOW)
-    state.fit([("efficiency", "pointwise")], state.of("pointwise", lambda case: _fused(case, _polynomial(case))))
+    state.fit([("efficiency", "pointwise")], state.of("pointwise", _polynomial))
     baseline_ns = state.median_ns("baseline")
     for name in FUNCTIONS:
         if f"aten.{name}" in state.cases:
@@ -243,18 +279,23 @@ def _fit_arithmetic(state: _State) -> None:
                 return lambda model: baseline_ns + sum(model.arithmetic_time_ns(op) for op in ops)
 
             state.fit([("efficiency", f"aten.{name}")], state.of(f"aten.{name}", price))
-    by_hand: tuple[tuple[str, str, str, int], ...] = (
-        # group, figure, operator, how many of them
-        ("prims.inductor_random", "prims.inductor_random", "prims.inductor_random.default", 1),
-        ("aten.var_mean", "aten.var_mean", "aten.var_mean.correction", 1),
-        ("reduction", "reduction", "aten.sum.dim_IntList", 2),
+    by_hand: tuple[tuple[str, str, str, int, int], ...] = (
+        # group, figure, operator, kernels, and how often they move the argument's bytes in all
+        ("prims.inductor_random", "prims.inductor_random", "prims.inductor_random.default", 1, 2),
+        ("aten.var_mean", "aten.var_mean", "aten.var_mean.correction", 1, 1),
+        ("reduction", "reduction", "aten.sum.dim_IntList", 2, 2),
     )
-    for group, figure, operator, count in by_hand:
+    for group, figure, operator, kernels, passes in by_hand:
         if group in state.cases:
             state.start("efficiency", figure, _SLOW)
 
-            def fused(case: Case, operator: str = operator, count: int = count) -> Price:
-                return _fused(case, [_elementwise(operator, case)] * count, kernels=count)
+            def fused(case: Case, operator: str = operator, kernels: int = kernels, passes: int = passes) -> Price:
+                nbytes, ops = passes * case.arguments()[0].nbytes, [_elementwise(operator, case)] * kernels
+                return lambda model: float(
+                    kernels * model.launch_time_ns
+                    + model.traffic_time_ns(nbytes)
+                    + sum(model.arithmetic_time_ns(op) for op in ops)
+                )
 
             state.fit([("efficiency", figure)], state.of(group, fused))
 
@@ -269,19 +310,11 @@ def _fit_scatters(state: _State) -> None:
 # -- fused kernels, whose operators come from Inductor's decompositions -------------------------------------------------
 
 
-def _fused(case: Case, ops: Sequence[Op], kernels: int = 1) -> Price:
-    """Price of `kernels` fused kernels on the case's first argument: launches, plus the longer of arithmetic and traffic."""
-    nbytes = case.arguments()[0].nbytes
-
-    def price(model: Roofline) -> float:
-        arithmetic_ns = sum(model.arithmetic_time_ns(op) for op in ops)
-        return float(kernels * model.launch_time_ns + max(arithmetic_ns, model.traffic_time_ns(kernels * nbytes)))
-
-    return price
-
-
-def _polynomial(case: Case) -> list[Op]:
-    return [_elementwise("aten.mul.Tensor", case)] * (2 * POLYNOMIAL)
+def _polynomial(case: Case) -> Price:
+    """Price of the polynomial: launch, and the longer of its arithmetic and of reading and writing its argument."""
+    nbytes, op = 2 * case.arguments()[0].nbytes, _elementwise("aten.mul.Tensor", case)
+    op = replace(op, flops=2 * POLYNOMIAL * op.flops)
+    return lambda model: float(model.launch_time_ns + max(model.arithmetic_time_ns(op), model.traffic_time_ns(nbytes)))
 
 
 def _elementwise(operator: str, case: Case) -> Op:

@@ -66,14 +66,14 @@ def model_of(content: Mapping[str, Any]) -> Roofline:
 
 
 def fit(
-    content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Point], most_efficiency: float = math.inf
+    content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Point], most: Mapping[Path, float] | None = None
 ) -> dict[str, Any]:
     """A copy of `content` in which the figures at `paths` are changed so that the prices of `points` fit the measured times best.
 
     The search starts from the present figures, so each path must have one. Without points or paths nothing is changed.
 
     Args:
-        most_efficiency: Upper limit of each efficiency in `paths`: no kernel is faster than the rate that large products reach.
+        most: Upper limits of figures that hardware cannot exceed: rates of its data sheet, and efficiencies of 1.
     """
     if not points or not paths:
         return copy.deepcopy(dict(content))
@@ -89,8 +89,7 @@ def fit(
         steps = np.eye(len(logarithms)) * _STEP
         return np.stack([(errors(logarithms + step) - here) / _STEP for step in steps], axis=1)
 
-    limit = math.log(most_efficiency)
-    limits = np.array([limit if path[0] == "efficiency" else math.inf for path in paths])
+    limits = np.array([math.log((most or {}).get(path, math.inf)) for path in paths])
     bounds = np.minimum(start, limits) - _REACH, np.minimum(start + _REACH, limits)
     fits = [
         scipy.optimize.least_squares(

@@ -20,6 +20,12 @@ BURST_NS = 200_000
 
 MAX_CALLS = 200
 
+SUSTAINED_NS, TOY_SUSTAINED_NS = 200_000_000, 5_000_000
+"""Work without a pause until a device has lowered its clock to keep within its power."""
+
+PAUSE_S = 0.2
+"""A pause after which a device may raise its clock again."""
+
 
 @dataclass
 class TimedCase:
@@ -74,6 +80,22 @@ def run_rounds(
                 timed.times_ns.append(elapsed_ns(timed.run, device, calls=timed.calls, before=before) / timed.calls)
             rounds += 1
             progress(rounds, time.perf_counter() - start)
+
+
+def clock_ratio(timed: TimedCase, device: torch.device, sustained_ns: int) -> float:
+    """Time of a case in a burst over its time at the end of `sustained_ns` of work without a pause; at most 1."""
+    ratios = []
+    with torch.no_grad():
+        for _ in range(MIN_ROUNDS):
+            time.sleep(PAUSE_S)
+            timed.run()  # wakes the device
+            burst_ns = elapsed_ns(timed.run, device, calls=timed.calls) / timed.calls
+            calls = max(1, round(sustained_ns / burst_ns))
+            for _ in range(calls):
+                timed.run()
+            last = max(1, calls // 4)
+            ratios.append(burst_ns / (elapsed_ns(timed.run, device, calls=last, before=timed.run) / last))
+    return min(1.0, statistics.median(ratios))
 
 
 def _long_work(device: torch.device) -> Callable[[], Any] | None:

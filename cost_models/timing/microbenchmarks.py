@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -71,6 +72,10 @@ def cases(
     return [*found, *_pointwise(make), *_fused(make), *_gathers(make)]
 
 
+SHARE = 1 / 16
+"""A case is left out if its arguments and results take more than this part of the device's memory: all cases are there at once."""
+
+
 @dataclass(frozen=True)
 class _Maker:
     device: torch.device
@@ -92,12 +97,26 @@ class _Maker:
         return length if self.device.type == "cpu" else 4 * length
 
     def batch(self, count: int) -> int:
-        """A number of images or sequences; four times `count` on GPUs, so that all multiprocessors have work."""
+        """A number of images; four times `count` on GPUs, so that all multiprocessors have work."""
         return count if self.is_toy or self.device.type == "cpu" else 4 * count
 
-    def elements(self, length: int) -> int:
-        """A length for elementwise kernels: 64 times `length` on GPUs, where any kernel takes microseconds."""
-        return self.size(length) if self.is_toy or self.device.type == "cpu" else 64 * length
+    def elements(self, length: int, times: int = 64) -> int:
+        """A length for elementwise kernels: `times` as much on GPUs, where any kernel takes microseconds."""
+        return self.size(length) if self.is_toy or self.device.type == "cpu" else times * length
+
+    def activations(self) -> Callable[[], tuple[Tensor, ...]]:
+        """Returns a function that draws numbers above 0 to compute with: in float32 as many as the cache of a CPU holds, on GPUs
+        64 Mi in the dtype of products, where reading them leaves arithmetic the time to show."""
+        shape, is_cpu = (self.elements(64, 1024), 1024), self.device.type == "cpu"
+        dtype = torch.float32 if is_cpu else self.dtype
+        return lambda: ((torch.rand(shape, device=self.device) + 0.5).to(dtype),)
+
+    def fits(self, *shapes: tuple[int, ...]) -> bool:
+        """Returns whether tensors of these shapes in the dtype of products take at most `SHARE` of the memory of a GPU."""
+        if self.device.type != "cuda":
+            return True
+        nbytes = sum(prod(shape) for shape in shapes) * self.dtype.itemsize
+        return nbytes <= SHARE * torch.cuda.get_device_properties(self.device).total_memory
 
     def some(self, items: Sequence[Any], count: int) -> Sequence[Any]:
         """All items; at toy size the first `count`."""
@@ -136,33 +155,30 @@ def smallest_kernels(x: Tensor, w: Tensor) -> Tensor:
 
 # -- products ---------------------------------------------------------------------------------------------------------
 
+TOKENS = 2048
+"""Rows of the products that train: tokens of a batch; four times as many on GPUs."""
+
+_WEIGHTS = {"cpu": ((256, 256), (256, 1024), (1024, 256)), "gpu": ((2048, 2048), (2048, 8192), (2048, 50304))}
+"""Inputs and outputs of the layers that train: a projection, an MLP and, on a GPU, a head."""
+
 _MATMULS = (
-    (2048, 256, 256),
-    (256, 256, 2048),
-    (2048, 1024, 256),
-    (2048, 256, 1024),
     (1024, 1024, 1024),
     (512, 512, 512),
     (128, 128, 128),
     (32, 1024, 1024),
     (1024, 1024, 32),
     (4096, 64, 64),
-    (2048, 2048, 512),
-    (2048, 512, 2048),
 )
-_TRANSPOSED = ((256, 1024, 2048), (1024, 256, 2048), (2048, 256, 1024))
 _BATCHED = ((32, 256, 256, 64), (32, 256, 64, 256), (64, 64, 64, 64))
 _BIASED = ((2048, 256, 256), (2048, 1024, 256), (2048, 256, 1024), (512, 512, 512))
 _OTHER_TYPES = ((2048, 1024, 256), (1024, 1024, 1024), (512, 512, 512))
 
 
 def _matmuls(make: _Maker) -> Iterator[Case]:
-    for m, n, k in _sized(make, _MATMULS, 3):
+    yield from _layers(make)
+    for m, n, k in _sized(make, _MATMULS, 2):
         arguments = make.factors((m, k), (k, n))
         yield Case(f"mm {m}x{n}x{k}", "matmul", torch.mm, arguments, is_cold=m * n * k > 1 << 22)
-    for m, n, k in _sized(make, _TRANSPOSED, 1):
-        arguments = make.factors((k, m), (n, k))
-        yield Case(f"mm {m}x{n}x{k} transposed", "matmul", _transposed, arguments, is_cold=True)
     for b, m, n, k in make.some(_BATCHED, 1):
         m, n, k = (make.size(length) for length in (m, n, k))
         arguments = make.factors((b, m, k), (b, k, n))
@@ -170,6 +186,35 @@ def _matmuls(make: _Maker) -> Iterator[Case]:
     for m, n, k in _sized(make, _BIASED, 1):
         arguments = make.factors((n,), (m, k), (k, n))
         yield Case(f"addmm {m}x{n}x{k}", "aten.addmm", torch.addmm, arguments, is_cold=True)
+
+
+def _layers(make: _Maker) -> Iterator[Case]:
+    """The three products of each linear layer: its result, and the gradients of its input and of its weight."""
+    tokens, is_gpu = make.size(TOKENS), make.device.type != "cpu"
+    for inputs, outputs in make.some(_WEIGHTS["gpu" if is_gpu else "cpu"], 1):
+        if make.is_toy:
+            inputs, outputs = make.size(inputs), make.size(outputs)
+        x, w, y = (tokens, inputs), (outputs, inputs), (tokens, outputs)
+        if not make.fits(x, w, y):
+            continue
+        text = f"{tokens}x{outputs}x{inputs}"
+        yield Case(f"layer {text}", "matmul", _layer, make.factors(x, w), is_cold=True)
+        yield Case(f"layer {text} gradient of input", "matmul", torch.mm, make.factors(y, w), is_cold=True)
+        yield Case(f"layer {text} gradient of weight", "matmul", _weight_gradient, make.factors(y, x), is_cold=True)
+
+
+def sustained_case(device: torch.device, dtype: torch.dtype, *, is_toy: bool = False) -> Case:
+    """The product that is also measured without a pause: the last layer of those that train whose arguments fit."""
+    make = _Maker(device, dtype, is_toy)
+    return [case for case in _layers(make) if case.function is _layer][-1]
+
+
+def _layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.mm(x, w.t())
+
+
+def _weight_gradient(y: Tensor, x: Tensor) -> Tensor:
+    return torch.mm(y.t(), x)
 
 
 def _sized(make: _Maker, products: Sequence[tuple[int, int, int]], count: int) -> list[tuple[int, int, int]]:
@@ -196,19 +241,32 @@ def _in_tf32(a: Tensor, b: Tensor) -> Tensor:
         torch.set_float32_matmul_precision(before)
 
 
-def _transposed(a: Tensor, b: Tensor) -> Tensor:
-    return torch.mm(a.t(), b.t())
-
-
-_HEADS = ((8, 4, 256, 64), (8, 4, 128, 64), (2, 4, 1024, 64), (16, 8, 64, 32), (2, 8, 256, 128))
-_CAUSAL_HEADS = ((8, 4, 256, 64), (2, 4, 1024, 64))
+_HEADS = {
+    # batch, heads, tokens, width of a head, causal
+    "cpu": (
+        (8, 4, 256, 64, False),
+        (8, 4, 128, 64, False),
+        (2, 4, 1024, 64, False),
+        (16, 8, 64, 32, False),
+        (2, 8, 256, 128, False),
+        (8, 4, 256, 64, True),
+        (2, 4, 1024, 64, True),
+    ),
+    "gpu": (
+        (64, 12, 512, 64, False),
+        (8, 16, 2048, 64, True),
+        (4, 16, 4096, 64, True),
+        (2, 16, 8192, 64, True),
+        (8, 16, 2048, 128, True),
+        (4, 16, 4096, 128, True),
+        (2, 16, 8192, 128, True),
+    ),
+}
 
 
 def _attention(make: _Maker) -> Iterator[Case]:
-    shapes = [(shape, False) for shape in make.some(_HEADS, 1)] + [(s, True) for s in make.some(_CAUSAL_HEADS, 0)]
-    for shape, is_causal in shapes:
-        b, h, t, d = shape
-        b, t = make.batch(b), make.size(t)
+    for b, h, t, d, is_causal in make.some(_HEADS["cpu" if make.device.type == "cpu" else "gpu"], 1):
+        t = make.size(t) if make.is_toy else t
         arguments = make.factors(*[(b, t, h, d)] * 3)
         text = f"{b}x{h}x{t}x{d}" + " causal" * is_causal
         attend = _attention_of(is_causal)
@@ -276,24 +334,18 @@ def _and_back(forward: Function) -> Function:
 # -- arithmetic of fused kernels --------------------------------------------------------------------------------------
 
 FUNCTIONS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "sqrt", "rsqrt", "reciprocal", "log1p")
-"""Operators whose arithmetic is measured one by one, as eager kernels on tensors that fit the cache: the same vector code
-as in fused kernels. Their memory traffic, measured by a copy of the same size, is subtracted."""
+"""Operators whose arithmetic is measured one by one, as eager kernels: the same vector code as in fused kernels. The time of a
+copy of the same size is subtracted; what is left is what the operator adds to a kernel that moves its data anyway."""
 
 
 def _pointwise(make: _Maker) -> Iterator[Case]:
-    shape = (make.elements(64), 1024)
-    yield Case("copy for comparison", "baseline", lambda x: torch.clone(x), make.tensors(shape))
+    yield Case("copy for comparison", "baseline", lambda x: torch.clone(x), make.activations())
     for name in make.some(FUNCTIONS, 2):
-        function = getattr(torch, name)
-
-        def positive() -> tuple[Tensor, ...]:
-            return (torch.rand(shape, device=make.device) + 0.5,)
-
-        yield Case(name, f"aten.{name}", function, positive)
+        yield Case(name, f"aten.{name}", getattr(torch, name), make.activations())
 
 
-POLYNOMIAL = 24
-"""Multiply-adds for each element of the kernel that measures plain arithmetic."""
+POLYNOMIAL = 96
+"""Multiply-adds for each element of the kernel that measures plain arithmetic: longer than its traffic, on a GPU too."""
 
 
 def polynomial(x: Tensor) -> Tensor:
@@ -322,8 +374,7 @@ def sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fused(make: _Maker) -> Iterator[Case]:
     rows = make.tensors((make.elements(2048), 256))
-    cached = make.tensors((make.elements(64), 1024))
-    yield Case("polynomial", "pointwise", polynomial, cached, compiled=True)
+    yield Case("polynomial", "pointwise", polynomial, make.activations(), compiled=True)
     yield Case("random numbers", "prims.inductor_random", dropout_mask, rows, compiled=True)
     if not make.is_toy:
         yield Case("variances of rows", "aten.var_mean", variance, rows, compiled=True)

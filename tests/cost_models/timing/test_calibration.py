@@ -1,6 +1,7 @@
 """Calibration at toy size: every case runs, the fit is written, and the file is a device."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from compile_remat import cli
 from compile_remat.cli import calibrate as command
 from compile_remat.cost_models import Device, OpKind, Roofline, load_device
 from compile_remat.cost_models.device.files import device_from_json, device_to_json
-from compile_remat.cost_models.timing.calibration import _float32_is_float32, fitted, start_of
-from compile_remat.cost_models.timing.interleaved import MIN_ROUNDS, TimedCase, run_rounds
-from compile_remat.cost_models.timing.microbenchmarks import Case, cases
+from compile_remat.cost_models.timing import calibration, interleaved
+from compile_remat.cost_models.timing.calibration import _float32_is_float32, fitted, sheet_of, start_of
+from compile_remat.cost_models.timing.interleaved import MIN_ROUNDS, TimedCase, clock_ratio, run_rounds
+from compile_remat.cost_models.timing.microbenchmarks import Case, cases, sustained_case
 
 CPU = torch.device("cpu")
 
@@ -66,7 +68,9 @@ def test_a_device_that_runs_by_the_model_is_found_again(toy_cases: list[Case]) -
         elif case.group in ("launch of products", "launch", "baseline"):
             timed.append(TimedCase(case, lambda: None, times_ns=[float(known["launch_ns"])]))
     found = fitted(start_of(CPU), timed)
-    errors = {point.name: point.error(found.model()) for point in found.points if point.name.startswith("mm ")}
+    errors = {
+        point.name: point.error(found.model()) for point in found.points if point.name.startswith(("mm ", "layer "))
+    }
     assert len(errors) > 10
     assert max(map(abs, errors.values())) < 0.05, errors
 
@@ -97,7 +101,61 @@ def test_cases_are_made_on_the_device_that_is_asked_for() -> None:
         assert dtypes[group] == {torch.bfloat16}
     groups = {case.group for case in cases(torch.device("meta"), torch.bfloat16)}
     assert {"depthwise", "depthwise backward"} <= groups
-    assert dtypes["rate float32"] == dtypes["rate tf32"] == dtypes["pointwise"] == {torch.float32}
+    assert dtypes["rate float32"] == dtypes["rate tf32"] == {torch.float32}
+    assert dtypes["pointwise"] == dtypes["aten.exp"] == {torch.bfloat16}, "half the bytes, so that arithmetic shows"
+
+
+def test_a_gpu_runs_the_sizes_that_train() -> None:
+    """Fits to smaller products were 10 % too fast for those of a training step, and no attention was causal and 128 wide."""
+    found = cases(torch.device("meta"), torch.bfloat16)
+    products = {op.product for case in found if case.name.startswith("layer ") for op in case.ops()}
+    for width in (2048, 8192, 50304):
+        assert products >= {(1, 8192, width, 2048), (1, 8192, 2048, width), (1, width, 2048, 8192)}
+    heads = {case.arguments()[0].shape[1::2] for case in found if case.name.startswith("attention ")}
+    assert heads >= {(tokens, width) for tokens in (2048, 4096, 8192) for width in (64, 128)}
+    assert next(case for case in found if case.name == "exp").arguments()[0].numel() == 64 << 20
+    assert sustained_case(torch.device("meta"), torch.bfloat16).name == "layer 8192x50304x2048"
+
+
+def test_the_clock_of_a_step_is_that_of_work_without_a_pause(
+    toy_cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that computes at its full clock for a while, and then at four fifths of it."""
+    ran = 0
+
+    def run() -> None:
+        nonlocal ran
+        ran += 1
+
+    def took(run: Callable[[], None], device: torch.device, *, calls: int = 1, before: object = None) -> int:
+        run()
+        return round(calls * (1000 if ran < 50 else 1250))
+
+    def pause(seconds: float) -> None:
+        nonlocal ran
+        ran = 0
+
+    monkeypatch.setattr(interleaved, "elapsed_ns", took)
+    monkeypatch.setattr(interleaved.time, "sleep", pause)
+    timed = TimedCase(toy_cases[0], run, calls=3)
+    assert clock_ratio(timed, CPU, 100_000) == 0.8
+    assert clock_ratio(timed, CPU, 20_000) == 1.0
+
+
+def test_the_clock_slows_the_steps_that_are_priced_and_not_the_points_of_the_fit(toy_cases: list[Case]) -> None:
+    groups = ("launch of products", "launch", "baseline", "matmul")
+    timed = [TimedCase(case, lambda: None, times_ns=[1e6]) for case in toy_cases if case.group in groups]
+    found = fitted(start_of(CPU), timed, sustained_clock_ratio=0.9)
+    assert device_of(found.content).sustained_clock_ratio == 0.9
+    assert found.model() == fitted(start_of(CPU), timed).model()
+
+
+def test_the_data_sheet_limits_the_rates_of_devices_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sheet_of(CPU) == {}, "the table's CPU is a stand-in"
+    monkeypatch.setattr(calibration, "detect", lambda device: load_device("h200"))
+    sheet = sheet_of(torch.device("cuda"))
+    assert sheet["flops_per_s", "bfloat16"] == 989.4e12
+    assert sheet["bandwidth_bytes_per_s",] == 4.8e12
 
 
 def test_rates_of_every_type_are_fitted() -> None:
