@@ -119,7 +119,8 @@ def test_an_operator_of_its_own_figures_does_not_take_those_of_its_kind() -> Non
 
 
 def test_a_convolution_of_one_channel_a_group_runs_at_a_part_of_the_float32_rate() -> None:
-    device = replace(load_device("h200"), efficiency=(("conv", 0.5), ("depthwise", 0.2), ("depthwise_backward", 0.1)))
+    device = replace(load_device("h100-sxm"), sustained_clock_ratio=1.0)
+    device = replace(device, efficiency=(("conv", 0.5), ("depthwise", 0.2), ("depthwise_backward", 0.1)))
     model = Roofline(device)
     op = product(1 << 14, 1, 49, batch=64, kind=OpKind.CONV, target="aten.convolution.default")
     assert model.arithmetic_time_ns(op) == pytest.approx(op.flops / (0.2 * device.rate("float32")) * 1e9, abs=1)
@@ -153,7 +154,7 @@ def test_small_and_skinny_products_reach_little_of_the_rate(name: str) -> None:
         return op.flops / (model.op_time_ns(op) * 1e-9) / device.rate("bfloat16")
 
     large, small, skinny = product(8192, 8192, 8192), product(256, 256, 256), product(8, 8192, 8192)
-    assert 0.6 < reached(large) <= 0.7
+    assert 0.7 < reached(large) <= 0.85, "products of a GPT took 0.75 on an H200 without a pause"
     assert reached(small) < 0.2
     traffic_ns = model.traffic_time_ns(skinny.read_bytes + skinny.write_bytes)
     assert traffic_ns <= model.op_time_ns(skinny) <= 2 * traffic_ns, "bound by the bandwidth, or nearly so"
@@ -208,9 +209,9 @@ def test_a_model_is_a_picklable_value(model: CostModel) -> None:
 
 
 def test_large_products_on_known_devices_take_plausible_times() -> None:
-    """An 8192-cube in bfloat16 is 1.1e15 operations: 1.6 ms at 0.7 of an H100's dense rate, and a little for a last wave."""
+    """An 8192-cube in bfloat16 is 1.1e12 operations: 1.4 ms at 0.79 of an H100's dense rate, and a little for a last wave."""
     op = an_op(flops=2 * 8192**3, dtype="bfloat16", read_bytes=2 * 2 * 8192**2, write_bytes=2 * 8192**2)
-    assert Roofline(load_device("h100-sxm")).op_time_ns(op) == pytest.approx(1.59e6, rel=0.05)
+    assert Roofline(load_device("h100-sxm")).op_time_ns(op) == pytest.approx(1.44e6, rel=0.05)
     assert Roofline(load_device("t4")).op_time_ns(op) > 100 * Roofline(load_device("h100-sxm")).op_time_ns(op)
 
 

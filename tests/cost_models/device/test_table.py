@@ -13,6 +13,7 @@ from compile_remat.cost_models.device import table
 from compile_remat.cost_models.device.description import GPU_EFFICIENCY
 from compile_remat.cost_models.device.table import _from_properties
 from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
+from compile_remat.cost_models.operators.products import CAUSAL_POSITION
 from compile_remat.errors import DeviceError
 
 EXPECTED = (
@@ -78,6 +79,8 @@ def test_entry_is_sane(name: str) -> None:
         )
         assert any("host link" in source for source in device.sources), 'a source says "host link"'
         assert any("L2" in source for source in device.sources), 'a source says "L2"'
+        assert any("sustained clock" in source for source in device.sources), 'a source says "sustained clock"'
+        assert 0.7 <= device.sustained_clock_ratio < 1, "no large GPU is known that keeps its clock while it trains"
     fractions = [dict(device.efficiency).get(kind, 1) for kind in (*OpKind, "bandwidth")]
     assert all(0 < fraction <= 1 for fraction in fractions), "kernels reach a fraction of the data sheet's figures"
     assert hash(device) == hash(load_device(name))
@@ -102,8 +105,8 @@ def test_rates_are_dense() -> None:
     assert load_device("a100-80gb").rate("bfloat16") == 312e12
 
 
-def test_efficiencies_name_kinds() -> None:
-    assert {name for name, _ in GPU_EFFICIENCY} <= {*OpKind, "bandwidth"}
+def test_efficiencies_name_kinds_and_operators() -> None:
+    assert {name for name, _ in GPU_EFFICIENCY} <= {*OpKind, "bandwidth", *CAUSAL_POSITION}
     assert set(HEAVY_KINDS) <= {name for name, _ in GPU_EFFICIENCY}
 
 

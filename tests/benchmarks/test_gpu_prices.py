@@ -1,0 +1,125 @@
+"""Prices of the table's H200 against steps that were measured on one: stored times, and the work of plans at full size.
+
+The figures of the table are fitted to the plain steps of the GPT and the Llama alone, and judged on the other points.  Asked are
+the step within 5 %, each family of kernels within 10 %, and the extra time within 2 % of the step.  `MISSED` has what fails, and by
+how much.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks import gpu_prices
+from benchmarks.gpu_prices import ATTENTION, FAMILIES, FUSED, PLAIN, PRODUCTS, Row
+from compile_remat.cost_models import load_device
+
+STEP, FAMILY, EXTRA = "step", 0.10, "extra"
+LIMITS = {STEP: 0.05, **dict.fromkeys(FAMILIES, FAMILY), EXTRA: 0.02}
+
+MISSED = {
+    ("gpt", "torch 0.5"): {FUSED: -0.103, EXTRA: -0.023},
+    ("gpt", "torch 0.1"): {FUSED: -0.128, EXTRA: -0.029},
+    ("gpt", "remat min"): {FUSED: -0.119, EXTRA: -0.037},
+    ("gpt", "remat 0.5"): {FUSED: -0.138, EXTRA: -0.044},
+    ("gpt", "remat 0.3"): {FUSED: -0.120, EXTRA: -0.034},
+    ("llama", "torch 0.1"): {FUSED: -0.180, EXTRA: -0.052},
+    ("llama", "remat 0.5"): {FUSED: -0.210, EXTRA: -0.055},
+    ("llama", "remat 0.3"): {STEP: -0.056, FUSED: -0.215, EXTRA: -0.067},
+    ("llama", "remat min"): {FUSED: -0.151, EXTRA: -0.043},
+    ("llama", "remat at torch 0.1"): {STEP: -0.051, FUSED: -0.201, EXTRA: -0.059},
+    ("resnet50", "remat 0.5"): {STEP: -0.118, PRODUCTS: 0.244, FUSED: -0.450},
+}
+"""Errors beyond what is asked, of `LIMITS`.
+
+Fused kernels of steps that recompute are priced too low: the graph says what has to be moved, each buffer once for a group of
+nodes, and the code that ran moved more.  It read sums of the residual stream as chains of three and more operands, wrote
+recomputed norms in float32, and had fusions refused that would have cost no memory.  The extra time misses by that; see
+`test_fused_kernels_explain_the_extra_time`.  Llama's plans of today, with as many products as ran, have smaller ones among them.
+
+ResNet-50: a batch norm reads its input twice, for its sums and with them, and a price counts it once.  The lengths of convolutions
+come from a calibration on few and small ones.
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[str, str], Row]:
+    return {(row.model, row.point): row for row in gpu_prices.rows(load_device("h200"))}
+
+
+def errors_of(row: Row) -> Iterator[tuple[str, float]]:
+    yield STEP, row.error
+    for family in FAMILIES:
+        yield family, row.family_error(family)
+    if row.extra is not None and row.predicted_extra is not None:
+        yield EXTRA, row.predicted_extra - row.extra
+
+
+def test_all_points_with_kernels_and_a_plan_are_judged(found: dict[tuple[str, str], Row]) -> None:
+    assert len(found) == 15
+    assert {model for model, point in found if point == PLAIN} == {"gpt", "llama"}
+    for (model, _), row in found.items():
+        if model != "resnet50":  # there, padding and sums of split products count as products
+            assert row.predicted_launches[PRODUCTS] == row.launches[PRODUCTS], "the plan computes what was measured"
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_the_table_has_the_figures_of_the_plain_steps(model: str, found: dict[tuple[str, str], Row]) -> None:
+    """Products, attention and the clock are fitted to them; the bandwidth of fused kernels is that of calibrated copies."""
+    row, device = found[model, PLAIN], load_device("h200")
+    assert abs(row.family_error(PRODUCTS)) < 0.01
+    assert abs(row.family_error(ATTENTION)) < 0.01
+    assert abs(row.family_error(FUSED)) < 0.08
+    assert abs(row.error) < 0.015
+    without_arithmetic_ns = row.family_ns[FUSED] + device.launch_ns * sum(row.launches.values())
+    ratio = (row.family_ns[PRODUCTS] + row.family_ns[ATTENTION]) / (row.step_ns - without_arithmetic_ns)
+    assert ratio == pytest.approx(device.sustained_clock_ratio, abs=0.003)
+
+
+def test_predictions_are_as_good_as_asked_and_as_bad_as_said(found: dict[tuple[str, str], Row]) -> None:
+    for key, row in found.items():
+        missed = MISSED.get(key, {})
+        for name, error in errors_of(row):
+            if name in missed:
+                assert error == pytest.approx(missed[name], abs=0.002), (key, name)
+                assert abs(error) > LIMITS[name], (key, name, "no longer missed")
+            else:
+                assert abs(error) <= LIMITS[name], (key, name)
+
+
+def test_fused_kernels_explain_the_extra_time(found: dict[tuple[str, str], Row]) -> None:
+    """With the times of the fused kernels that ran, steps of both models are within 3 %, and GPT's extra time within 2.1 %."""
+    for (model, point), row in found.items():
+        if model == "resnet50":
+            continue
+        plain = found[model, PLAIN]
+        step_ns, plain_ns = (
+            each.predicted_step_ns + each.family_ns[FUSED] - each.predicted_family_ns[FUSED] for each in (row, plain)
+        )
+        assert step_ns == pytest.approx(row.step_ns, rel=0.03), (model, point)
+        assert row.extra is not None
+        assert step_ns / plain_ns - 1 == pytest.approx(row.extra, abs=0.021 if model == "gpt" else 0.036), (
+            model,
+            point,
+        )
+
+
+def test_without_its_own_figures_the_card_is_short_by_a_few_percent() -> None:
+    """The fractions of `GPU_EFFICIENCY`, which the other cards of the table are priced by."""
+    known = load_device("h200")
+    guessed = gpu_prices.rows(gpu_prices.with_default_figures(known))
+    errors = [row.error for row in guessed if row.model != "resnet50"]
+    assert -0.08 < min(errors) < max(errors) < 0.0
+
+
+def test_the_command_prints_the_points(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_prices.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["model", "point", "step", "ms"]
+    assert "checkpoint blocks" in lines[3] and "103.6" in lines[3]
+
+
+def test_the_work_survives_being_written_and_read(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = gpu_prices.read_work()["llama"]
+    monkeypatch.setattr(gpu_prices, "WORK", tmp_path / "work.json")  # type: ignore[operator]
+    gpu_prices.write_work("llama", known)
+    assert gpu_prices.read_work() == {"llama": known}
