@@ -45,7 +45,7 @@ from compile_remat.cost_models.device.description import GPU_EFFICIENCY, GPU_HAL
 from compile_remat.forecast import fake_trace
 from compile_remat.forecast.target_step import Ready, Target, ready_on
 from compile_remat.passes import Plan, Problem
-from compile_remat.passes.graph import build
+from compile_remat.passes.graph import build, pricing
 from compile_remat.passes.graph.pricing import Work, Works, works_of
 
 RESULTS = Path(__file__).parent / "results" / "gpu_h200"
@@ -189,7 +189,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def read_work() -> dict[str, dict[str, Counts]]:
     """The work of each point of each model: how often each piece runs in a step."""
-    found = {}
+    found: dict[str, dict[str, Counts]] = {}
     for model, content in _json(WORK).items():
         works = [_work(fields) for fields in content["work"]]
         found[model] = {p: {works[k]: n for k, n in counts} for p, counts in content["points"].items()}
@@ -271,9 +271,8 @@ class _Traced:
 
         def price(values: Any, steps: Any, cost: Any) -> int:
             seen.append(works_of(values, steps, cost.cache_bytes))
-            return priced(values, steps, cost)
+            return pricing.price(values, steps, cost)
 
-        priced = build.price
         with _cudnn_attention(), mock.patch.object(build, "price", price):
             built = _built(model, is_checkpointed=is_checkpointed)
             builder: Any = SimpleNamespace(name=model)

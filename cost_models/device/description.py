@@ -16,7 +16,7 @@ GPU_EFFICIENCY = (
     ("attention", 0.57),
     ("bandwidth", 0.9),
     ("conv", 0.5),
-    ("matmul", 0.85),
+    ("matmul", 0.81),
     ("other", 0.5),
     ("pointwise", 0.45),
     ("reduction", 1.0),

@@ -209,9 +209,9 @@ def test_a_model_is_a_picklable_value(model: CostModel) -> None:
 
 
 def test_large_products_on_known_devices_take_plausible_times() -> None:
-    """An 8192-cube in bfloat16 is 1.1e12 operations: 1.4 ms at 0.79 of an H100's dense rate, and a little for a last wave."""
+    """An 8192-cube in bfloat16 is 1.1e12 operations: 1.5 ms at 0.73 of an H100's dense rate, and a little for a last wave."""
     op = an_op(flops=2 * 8192**3, dtype="bfloat16", read_bytes=2 * 2 * 8192**2, write_bytes=2 * 8192**2)
-    assert Roofline(load_device("h100-sxm")).op_time_ns(op) == pytest.approx(1.44e6, rel=0.05)
+    assert Roofline(load_device("h100-sxm")).op_time_ns(op) == pytest.approx(1.51e6, rel=0.03)
     assert Roofline(load_device("t4")).op_time_ns(op) > 100 * Roofline(load_device("h100-sxm")).op_time_ns(op)
 
 
