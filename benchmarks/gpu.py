@@ -7,12 +7,14 @@ One model a call, in bfloat16; without `--model` all, one after the other, each 
 fresh state: nothing compiled, no memory held. The most telling points come first, and DIR/NAME.json is rewritten after each; a
 second call goes on where the first one stopped. No point is begun that would, by the time of those before it, end too late. With
 `--workers` the points of all models are compiled at once, in so many processes, and timed when all are compiled, each alone, in
-two rounds; DIR/NAME.kernels.json has the kernels of a step of each, where time is left. `--minutes` is for all models then, and a
-second call starts anew. `--share` trains with a part of the batch, as these processes share the device. At the end DIR/NAME.png
-shows the frontiers (matplotlib is an extra). Times are by CUDA events, peaks by `max_memory_allocated` above the level before the
-step. `error` is of the prediction against the measured figure, `extra` the measured time beyond plain's, and beside it the
-predicted one and its proven lower bound, as parts of the step. `gradients` is the relative difference from plain's; eager mode
-draws other random numbers, so a model with dropout differs there. The exit status is 1 if a point failed or falls short.
+two rounds. Where time is left, DIR/NAME.launches.json has each kernel of three steady steps of each point (step, name, ns, operator
+and shapes, in their order) and the clocks before and behind, DIR/NAME.kernels.json the sums of a step by kernel. `--minutes` is
+for all models then, and a second call starts anew. `--share` trains with a part of the batch, as these processes share the device.
+At the end DIR/NAME.png shows the frontiers (matplotlib is an extra). Times are by CUDA events, peaks by `max_memory_allocated`
+above the level before the step. `error` is of the prediction against the measured figure, `extra` the measured time beyond
+plain's, and beside it the predicted one and its proven lower bound, as parts of the step. `gradients` is the relative difference
+from plain's; eager mode draws other random numbers, so a model with dropout differs there. The exit status is 1 if a point failed
+or falls short.
 `--option compiler=eager` runs all graphs without compiling them.
 """
 
@@ -21,7 +23,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from benchmarks.common.compile_caches import without_graph_caches
 from benchmarks.common.contest import Contest, is_alive, tasks
 from benchmarks.common.contest_pool import Pool
 from benchmarks.common.frontier import Point
+from benchmarks.common.launches import Launch, sums
 from benchmarks.models.large import LARGE
 
 SAME_KIND, OTHER_KIND = 1.2, 1.5
@@ -65,13 +68,25 @@ def run_together(names: Sequence[str], arguments: argparse.Namespace) -> int:
     def keep(name: str, points: Sequence[Point]) -> None:
         frontier.write(arguments.out / f"{name}.json", name, head, points)
 
-    def keep_kernels(name: str, kernels: Mapping[str, Sequence[Any]]) -> None:
-        (arguments.out / f"{name}.kernels.json").write_text(json.dumps(kernels, indent=0) + "\n")
+    def keep_kernels(name: str, profiles: Mapping[str, Sequence[Any]]) -> None:
+        write_profiles(arguments.out / name, {point: found for point, found in profiles.items() if found})
 
     with tempfile.TemporaryDirectory(prefix="remat-gpu-") as folder:
         pool = Pool(names, fields, Path(folder), arguments.workers, keep, keep_kernels)
         told = pool.run(arguments.minutes)
     return max(conclude(name, arguments, head, pool.points(name), told) for name in names)
+
+
+def write_profiles(path: Path, profiles: Mapping[str, Sequence[Any]]) -> None:
+    """Write the launches of each point, and beside them the sums of a step by kernel."""
+    kernels, texts = {}, []
+    for point, (before, rows, after) in profiles.items():
+        kernels[point] = sums([Launch(*row) for row in rows])
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        clocks = f'"clocks_before": {json.dumps(before)}, "clocks_after": {json.dumps(after)}'
+        texts.append(f'{json.dumps(point)}: {{{clocks},\n"launches": [\n{lines}]}}')
+    path.with_suffix(".launches.json").write_text("{\n" + ",\n".join(texts) + "\n}\n")
+    path.with_suffix(".kernels.json").write_text(json.dumps(kernels, indent=0) + "\n")
 
 
 def run(name: str, arguments: argparse.Namespace) -> int:
@@ -101,11 +116,20 @@ def conclude(name: str, arguments: argparse.Namespace, head: dict[str, str], poi
     """Print what the points of a model show, draw them, and return the command's exit status."""
     is_timed = torch.device(arguments.device).type == "cuda" and not arguments.toy
     print(f"\n{name}: {LARGE[name].__doc__}\n\n" + frontier.table(points, is_timed=is_timed) + "\n")
+    print("\n".join(quartiles(points)) + "\n")
     lines, missed = frontier.summary(points, is_timed=is_timed)
     print("\n".join([*lines, told]))
     if not frontier.draw((arguments.out / name).with_suffix(".png"), name, head, points):
         print("no picture: matplotlib is not installed, or nothing was measured")
     return int(bool(missed))
+
+
+def quartiles(points: Sequence[Point]) -> Iterator[str]:
+    """A line for each timed point: the quartiles of its steps."""
+    for point in points:
+        if point.step_ns is not None and point.step_low_ns is not None and point.step_high_ns is not None:
+            times = (harness.ms(time_ns) for time_ns in (point.step_low_ns, point.step_ns, point.step_high_ns))
+            yield f"{point.name}: quartiles of {point.steps} steps {', '.join(times)} ms"
 
 
 def measure(one: Contest, points: list[Point], deadline: float, keep: Callable[[], None]) -> str:

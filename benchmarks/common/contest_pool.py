@@ -52,7 +52,7 @@ class Pool:
         folder: For the processes' gradients.
         workers: Processes that compile at once.
         keep: Is called with a model and its points whenever one of them changed.
-        keep_kernels: Is called with a model and the kernels of a step of each of its points, at the end.
+        keep_kernels: Is called with a model and what `launches.profiled` found of each of its points, at the end.
     """
 
     def __init__(
@@ -190,9 +190,7 @@ class Pool:
         return ROUNDS
 
     def _profile(self, deadline: float) -> None:
-        """Store the kernels of each point, where there is a GPU and time for it."""
-        if torch.device(self.fields["device"]).type != "cuda":
-            return
+        """Store the launches of each point, where there is time for it."""
         for model in self.models:
             found = {}
             for member in self.members:

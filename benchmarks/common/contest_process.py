@@ -2,7 +2,7 @@
 
 Run as a module, with one argument: JSON of the arguments of `Contest` and of the `Task`. The process prints a line of JSON with the
 point once the point is compiled and its peak is measured, and then one line for each line on its standard input: for `time` the
-times of its steps in nanoseconds, for `kernels` the device's kernels of a step, each with its nanoseconds and number of runs. The
+times of its steps in nanoseconds, for `kernels` the device's clocks, its launches of a few steps, and the clocks behind them. The
 process ends when its input does. If other processes hold the device's memory, it tries again.
 """
 
@@ -13,14 +13,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import harness
 from benchmarks.common.compile_caches import without_graph_caches
 from benchmarks.common.contest import Contest, Task, failure_of, fresh_state, started
 from benchmarks.common.frontier import Point
+from benchmarks.common.launches import profiled
 from benchmarks.common.timing import device_times_ns
 
 TRIES, PAUSE_S = 8, 5.0
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(asdict(replace(point, wall_s=round(time.perf_counter() - start, 1)))), flush=True)
         for line in sys.stdin:
             if run is not None:
-                answer = kernels(run) if line.strip() == "kernels" else times_ns(run, contest)
+                answer = kernels(run, contest) if line.strip() == "kernels" else times_ns(run, contest)
                 print(json.dumps(answer), flush=True)
     return 0
 
@@ -63,16 +64,13 @@ def prepared(contest: Contest, task: Task) -> tuple[harness.Training | None, Poi
     return None, point
 
 
-def kernels(run: harness.Training) -> list[tuple[str, int, int]]:
-    """Name, nanoseconds and number of runs of each kernel of a step, the longest first; none on a CPU."""
-    run.clear_and_step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        run.clear_and_step()
-        torch.cuda.synchronize()
+def kernels(run: harness.Training, contest: Contest) -> list[Any]:
+    """Clocks, launches and clocks, see `launches.profiled`; the device is given free afterwards."""
+    found = profiled(run.clear_and_step, contest.device)
     run.clear()
-    found = [(e.key, round(1000 * e.self_device_time_total), e.count) for e in profiler.key_averages()]
-    return sorted((each for each in found if each[1]), key=lambda each: -each[1])
+    if contest.is_cuda:
+        torch.cuda.empty_cache()
+    return found
 
 
 def times_ns(run: harness.Training, contest: Contest) -> list[int]:

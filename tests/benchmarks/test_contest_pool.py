@@ -34,7 +34,7 @@ point = {"kind": task["kind"], "setting": task["setting"], "budget_bytes": budge
 print(json.dumps(point), flush=True)
 for line in sys.stdin:
     with open(fields["folder"] + "/log", "a") as log:
-        log.write(task["kind"] + " " + task["setting"] + "\\n")
+        log.write(line.strip() + " " + task["kind"] + " " + task["setting"] + "\\n")
     print(json.dumps([100, 200, 300]), flush=True)
 """
 
@@ -66,7 +66,10 @@ def test_all_points_are_compiled_and_each_is_timed_in_every_round(pool: Pool) ->
     assert all((point.step_ns, point.steps) == (200, 3 * ROUNDS) for point in timed)
     assert points["torch 0.5"].gradient_difference == 1.0 and points["remat min"].gradient_difference == 0.0
     asked = (pool.folder / "log").read_text().split("\n")[:-1]
-    assert len(asked) == ROUNDS * len(timed) and asked[: len(timed)] == asked[len(timed) :]
+    rounds = [asked[k * len(timed) : (k + 1) * len(timed)] for k in range(ROUNDS)]
+    assert len(asked) == (ROUNDS + 1) * len(timed) and rounds[0] == rounds[1]
+    assert all(line.startswith("time ") for line in rounds[0])
+    assert sorted(asked[ROUNDS * len(timed) :]) == sorted(line.replace("time", "kernels") for line in rounds[0])
     assert all(member.process.poll() is not None for member in pool.members)
 
 
