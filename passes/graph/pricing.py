@@ -40,7 +40,7 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
 
 @dataclass(frozen=True)
 class Work:
-    """What one node adds to a step, in the counts that a cost model prices: a kernel, or a part of a fused kernel.
+    """The counts of one node in a step that a cost model prices: of a kernel, or of a part of a fused kernel.
 
     Attributes:
         op: Counts of the node; None if it has no arithmetic.
@@ -80,7 +80,7 @@ class Works:
     Attributes:
         once: Of every node in a step that recomputes nothing, where snapshots do not run.
         again: Of every step, and of every value when the backward computes it.
-        saving: Of every value, what saving it adds.
+        saving: Of every value, the traffic that saving it adds.
     """
 
     once: dict[Draft, Work]
