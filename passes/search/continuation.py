@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search.local_search import LocalSearch
+from compile_remat.passes.search.moves.local_search import LocalSearch
 
 
 class Continuation:

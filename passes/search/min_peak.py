@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search import perturbation
+from compile_remat.passes.search.moves import perturbation
 from compile_remat.passes.search.strategy import Search
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from compile_remat.passes.memory.candidate_plan import Candidate, candidate, has_copy, may_run_again, widened
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.duplication import original
-from compile_remat.passes.search.local_search import LocalSearch, search_pool
+from compile_remat.passes.search.moves.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable
 from compile_remat.passes.search.segments import Segments

@@ -15,17 +15,17 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget
-from compile_remat.passes.search import perturbation
 from compile_remat.passes.search.bounds.floor import least_peak_bytes
 from compile_remat.passes.search.bounds.lp_bound import LpBound, at_the_begin
 from compile_remat.passes.search.bounds.moment_bound import MomentBound
 from compile_remat.passes.search.continuation import Continuation
-from compile_remat.passes.search.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
+from compile_remat.passes.search.moves import perturbation
+from compile_remat.passes.search.moves.local_search import LocalSearch, search_pool
+from compile_remat.passes.search.moves.window_exchange import cross
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.segments import Segments
-from compile_remat.passes.search.window_exchange import cross
 
 
 class Search:

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.digest import stored_problems
 from compile_remat.passes import Planner
-from compile_remat.passes.search import perturbation
 from compile_remat.passes.search.continuation import Continuation
-from compile_remat.passes.search.window_exchange import cross
+from compile_remat.passes.search.moves import perturbation
+from compile_remat.passes.search.moves.window_exchange import cross
 from tests.oracles.exact_plans import all_plans
 from tests.oracles.random_problems import Shape, chain, seeded_problem
 

@@ -11,8 +11,8 @@ import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.search.local_search import LocalSearch
 from compile_remat.passes.search.min_cut import pinned_indices
+from compile_remat.passes.search.moves.local_search import LocalSearch
 from compile_remat.passes.search.options import SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
 from tests.oracles.random_problems import Shape, chain, seeded_problem

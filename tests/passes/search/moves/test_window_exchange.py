@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.search.local_search import LocalSearch
+from compile_remat.passes.search.moves.local_search import LocalSearch
+from compile_remat.passes.search.moves.window_exchange import lowest_scoring
 from compile_remat.passes.search.options import SearchOptions
-from compile_remat.passes.search.window_exchange import lowest_scoring
 from tests.oracles.random_problems import Shape, chain, seeded_problem
-from tests.passes.search.test_local_search import search_of
+from tests.passes.search.moves.test_local_search import search_of
 
 LARGE = Shape(max_values=25, max_late=4, max_steps=20)
 FEW_AT_A_TIME = SearchOptions(window_batch=4)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search.local_search import LocalSearch
+from compile_remat.passes.search.moves.local_search import LocalSearch
 
 
 def cross(

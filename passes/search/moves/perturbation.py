@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search.local_search import LocalSearch
+from compile_remat.passes.search.moves.local_search import LocalSearch
 
 
 def lower(searcher: LocalSearch, mask: Bools, rounds: int, weight_factor: float) -> Bools:
