@@ -31,6 +31,9 @@ Floats = NDArray[np.float64]
 BATCH_CELLS = 1 << 21
 """Most cells of one batch, (values + steps) x plans: each cell takes about 60 bytes while the batch is simulated."""
 
+PRICED_CELLS = 1 << 23
+"""Most such cells of plans that are priced together and not simulated."""
+
 KEPT = 16
 """Number of batches of one plan that `Simulator.one` keeps."""
 
@@ -220,6 +223,16 @@ class Simulator:
         """Returns `times_ns` of the plans in the columns of `saved`, and the number of slots of each plan's backward, [P]."""
         used, recomputed = self.schedules.needs(saved)
         return self._times_ns(used, recomputed), self.num_steps + recomputed.sum(axis=0)
+
+    def costs(self, saved: Bools) -> tuple[Ints, Ints]:
+        """Returns `times_ns` and `Batch.saved_bytes` of the plans in the columns of `saved`, each [P]."""
+        most = max(1, PRICED_CELLS // (self.num_values + self.num_steps))
+        times, nbytes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for first in range(0, saved.shape[1], most):
+            used, recomputed = self.schedules.needs(saved[:, first : first + most])
+            times.append(self._times_ns(used, recomputed))
+            nbytes.append(_sums(self.saved_nbytes, used))
+        return np.concatenate(times), np.concatenate(nbytes)
 
     def input_copy_bytes(self, recomputed: Bools) -> Ints:
         """Bytes of the input copies that the forward hands to the backward, [P]: steps or recomputed values read these copies."""

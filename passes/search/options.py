@@ -60,6 +60,13 @@ class SearchOptions:
         segment_rounds: Most corrections of segment costs for one budget.
         continuation_step: Ratio of each budget of the continuation to the budget before it.
         continuation_rounds: Rounds of local search at each of these budgets: two took half as long again and found little more.
+        most_operands: Most values of one kernel whose pairs are flipped together.
+        operand_rounds: Most rounds of flips of such pairs on the plan that a search has found.
+        operand_share: Simulating these flips may take this part of the work that the search took before.
+        operand_cells: For the lowest plan, `operand_cells` / (values + steps) of these flips may be simulated.
+        priced_per_simulation: As many flips are priced for each that may be simulated; a price takes a small part of that time.
+        spared_share: A plan's time may rise by this fraction of the step where its backward is spared operations; not in problems
+            that are planned to their optimum.
         window_lengths: Lengths of exchanged windows, in places of the pool; windows of a length begin half a length apart.
         window_rounds: Most exchanges, each followed by `window_search_rounds` rounds of local search.
         window_batch: Exchanges simulated together.
@@ -150,6 +157,12 @@ class SearchOptions:
     segment_rounds: int = 4
     continuation_step: float = 0.87
     continuation_rounds: int = 1
+    most_operands: int = 24
+    operand_rounds: int = 3
+    operand_share: float = 0.02
+    operand_cells: int = 1 << 20
+    priced_per_simulation: int = 64
+    spared_share: float = 1e-5
     window_lengths: tuple[int, ...] = (3, 6, 12, 24, 48)
     window_rounds: int = 4
     window_search_rounds: int = 2

@@ -128,7 +128,8 @@ class Planner:
         feasible = [m for m in masks if self.search.peak(m) <= budget_bytes]
         if feasible:
             fastest = min(feasible, key=self.search.time)
-            return self.plan_of(self.search.improved(fastest, budget_bytes), budget_bytes)
+            improved = self.search.improved(fastest, budget_bytes)
+            return self.plan_of(self.search.settled(improved, budget_bytes), budget_bytes)
         found = self._low(budget_bytes, once=once)
         best = [c for c in found if c.peak_bytes <= budget_bytes]
         return self._plan_of(
@@ -158,14 +159,15 @@ class Planner:
         fitting = [m for m in [self.minimum_peak.first] if self.search.peak(m) <= budget_bytes]
         fitting = fitting or [m for m in self.minimum_peak.found if self.search.peak(m) <= budget_bytes]
         if not fitting:
-            return [*found, self._once(min(self.minimum_peak.found, key=self.search.peak)) if once else self._lowest]
+            return [*found, self._lowest_once if once else self._lowest]
         lowest = min(fitting, key=self.search.time)
-        return [*found, self._once(self.search.from_below(lowest, budget_bytes))]
+        improved = self.search.from_below(lowest, budget_bytes)
+        return [*found, self._once(self.search.settled(improved, budget_bytes))]
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
         if (None, once) not in self._found:
-            best = self._once(self.minimum_peak.found[0]) if once else self._lowest
+            best = self._lowest_once if once else self._lowest
             self._found[None, once] = self._plan_of(best, None)
         return self._found[None, once]
 
@@ -238,13 +240,27 @@ class Planner:
         return Recursion(self.simulator, self.search.levels[-1], self.pinned, self.search.searcher.weight, self.options)
 
     @cached_property
+    def _lowest_once(self) -> Candidate:
+        """The plan of lowest peak among those that compute no value twice."""
+        return self._settled(self._once(self.minimum_peak.found[0]))
+
+    @cached_property
     def _lowest(self) -> Candidate:
         """The plan of lowest peak, recursive or not; more local search replaces the plan only if the peak falls clearly."""
         recursive = self._lowest_recursive if self.options.uses_recursion else None
         found = self._once(self.minimum_peak.found[0]) if recursive is None else recursive
         with self.work.search():
             pressed = min(map(self._pressed, [found, *self._known]), key=lambda each: each.peak_bytes)
-        return pressed if pressed.peak_bytes < found.peak_bytes * self.options.same_peak else found
+        return self._settled(pressed if pressed.peak_bytes < found.peak_bytes * self.options.same_peak else found)
+
+    def _settled(self, lowest: Candidate) -> Candidate:
+        """The plan after the last moves of a search, which keep its peak; plans that compute values twice stay as they are."""
+        if lowest.again:
+            return lowest
+        mask, peak_bytes = lowest.saved, lowest.peak_bytes
+        with self.work.search():
+            faster = self.search.faster(mask, self.search.finish(mask, peak_bytes), peak_bytes)
+            return self._once(self.search.settled(faster, peak_bytes, self.options.operand_cells))
 
     @cached_property
     def _known(self) -> list[Candidate]:

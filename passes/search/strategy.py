@@ -22,6 +22,7 @@ from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.moves import perturbation
 from compile_remat.passes.search.moves.local_search import LocalSearch, search_pool
+from compile_remat.passes.search.moves.operands import OperandMoves, spared
 from compile_remat.passes.search.moves.window_exchange import cross
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
@@ -59,7 +60,8 @@ class Search:
     @property
     def simulations(self) -> int:
         """Number of plans tried so far."""
-        return self._in_segments + (self._made_searcher.simulations if self._made_searcher is not None else 0)
+        in_local_search = self._made_searcher.simulations if self._made_searcher is not None else 0
+        return self._in_segments + in_local_search + self.operands.simulations
 
     # -- what is known of a plan --------------------------------------------------------------------------------------
 
@@ -167,6 +169,19 @@ class Search:
             return perturbation.faster(self.searcher, mask, budget_bytes)
         return mask
 
+    def settled(self, mask: Bools, limit_bytes: int, units: float | None = None) -> Bools:
+        """Returns `mask`, whose peak is at most `limit_bytes`, after the last moves of a search, see `moves.operands`.
+
+        Args:
+            units: Work that these moves may take; None for a part of what the search has taken so far.
+        """
+        units = self.options.operand_share * self.work.spent_units if units is None else units
+        most = int(units) // (self.simulator.num_values + self.simulator.num_steps)
+        if most and not self.work.is_spent:
+            mask = self.operands.faster(mask, limit_bytes, most)
+        rise_ns = self.options.spared_share * self.problem.step_time_ns if self.close_gap else 0.0
+        return spared(self.simulator, self.pinned, mask, limit_bytes, rise_ns)
+
     def from_below(self, mask: Bools, budget_bytes: int) -> Bools:
         """Returns `mask`, which fits, or a faster plan from plans for lower budgets; the search for this budget found none."""
         starts = [mask]
@@ -245,6 +260,11 @@ class Search:
         pool = search_pool(self.simulator, self.pinned, self.options.pool_share)
         self._made_searcher = LocalSearch(self.simulator, pool, self.pinned, weight, self.options, archive=self.archive)
         return self._made_searcher
+
+    @cached_property
+    def operands(self) -> OperandMoves:
+        """Flips of the operands of each kernel."""
+        return OperandMoves(self.simulator, self.pinned, self.options)
 
     @property
     def warm_starts(self) -> Continuation:
