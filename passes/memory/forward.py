@@ -287,9 +287,10 @@ class Forward:
         )
         for k, source in enumerate(epilogue.sources):
             if source.written_with:
-                with_it = list(source.written_with)
-                is_large = self.nbytes[with_it] @ used[with_it] > self.nbytes[source.value]
-                held[k] = held[k] & (len(source.readers) > len(with_it)) | is_large
+                with_it, nbytes = list(source.written_with), self.nbytes[source.value]
+                held[k] &= len(source.readers) > len(with_it)
+                if self.nbytes[with_it].sum() > nbytes:
+                    held[k] |= self.nbytes[with_it].astype(np.float64) @ used[with_it] > nbytes
         return np.asarray(held & ~used[epilogue.values])
 
     def _ends(self, used: Bools) -> NDArray[np.int32]:
@@ -321,9 +322,10 @@ class Forward:
         rows = np.arange(plans, dtype=np.int64) * width
         rest = np.flatnonzero(~self.stored & (self.saved_nbytes > 0) & saved.any(axis=1))
         late = np.repeat(self.begins_if_saved[rest][:, None], plans, axis=1)
+        row_of = dict(zip(rest.tolist(), range(len(rest)), strict=True))
         for source, waits in lifetimes.beside:
-            among = np.isin(rest, source.written_with)
-            late[among] = np.where(waits, late[among], source.value)
+            for row in (row_of[v] for v in source.written_with if v in row_of):
+                late[row] = np.where(waits, late[row], source.value)
         sure = self.sure
         index = [(stops[sure] + rows).ravel(), (late + rows).ravel()]
         weight: list[NDArray[Any]] = [

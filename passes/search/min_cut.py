@@ -67,6 +67,9 @@ class CutSolver:
         cols = np.concatenate([np.array(needed, dtype=np.int64), n + own, np.full(n, sink), read])
         self.rows, self.cols = rows.astype(np.int32), cols.astype(np.int32)
         self.capacity = np.full(len(rows), float(INFINITE))
+        self._order = np.lexsort((self.cols, self.rows))  # by row, as a sparse matrix has them
+        self._indices = self.cols[self._order]
+        self._starts = np.searchsorted(self.rows[self._order], np.arange(2 * n + 3)).astype(np.int32)
         self.save_slots = slice(len(needed), len(needed) + n)
         self.work_slots = slice(len(needed) + n, len(needed) + 2 * n)
         self.pinned = pinned
@@ -83,7 +86,8 @@ class CutSolver:
         capacity[self.save_slots] = np.where(np.isfinite(save), np.floor(save * scale), INFINITE)
         capacity[self.work_slots] = np.where(np.isfinite(work), np.floor(work * scale), INFINITE)
         size = 2 * n + 2
-        graph = scipy.sparse.csr_array((capacity.astype(np.int32), (self.rows, self.cols)), shape=(size, size))
+        data = capacity.astype(np.int32)[self._order]
+        graph = scipy.sparse.csr_array((data, self._indices, self._starts), shape=(size, size))
         flow = scipy.sparse.csgraph.maximum_flow(graph, 2 * n, 2 * n + 1)
         residual = graph - flow.flow
         residual.data = np.maximum(residual.data, 0)
