@@ -37,10 +37,15 @@ class SlicedProduct:
     Attributes:
         name: The product's node in the joint graph.
         slices: The number of slices.
+        at_once: True if the forward computes the gradients, too, for an incoming gradient of 1, and the backward scales them.
     """
 
     name: str
     slices: int
+    at_once: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.slices}" + ", gradients in the forward" * self.at_once
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class Plan(Viewable):
     @property
     def slices_text(self) -> str:
         """Text: the sliced products with their numbers of slices; empty if there is none."""
-        return ", ".join(f"{product.name} in {product.slices}" for product in self.sliced)
+        return ("; " if any(product.at_once for product in self.sliced) else ", ").join(map(str, self.sliced))
 
     def peak_bound_text(self, unit: str = "", floor_bytes: int | None = None) -> str:
         """Text: the peak bound, as proven, and the gap to the lowest peak that was found, if that is given."""

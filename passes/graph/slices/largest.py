@@ -36,17 +36,20 @@ def slice_largest(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
+    at_once: bool = False,
 ) -> SlicedGraph:
     """Compute the largest product in `slices` slices, and each other product in as many as keep its slices at most as large.
 
     Args:
         module: A joint graph; rewritten in place.
+        at_once: True to compute gradients in the forward where the backward can scale them.
     """
 
-    def slices_by_size(seed: fx.Node, largest_bytes: int) -> int:
-        return -(-nbytes_of(seed) * slices // largest_bytes)
+    def products_by_size(seed: fx.Node, largest_bytes: int) -> list[SlicedProduct]:
+        number = -(-nbytes_of(seed) * slices // largest_bytes)
+        return [SlicedProduct(seed.name, number, is_first) for is_first in (True, False)[not at_once :]]
 
-    return _sliced(module, slices_by_size, num_fwd_outputs, static_lifetime_input_indices)
+    return _sliced(module, products_by_size, num_fwd_outputs, static_lifetime_input_indices)
 
 
 def slice_products(
@@ -57,20 +60,22 @@ def slice_products(
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> SlicedGraph:
     """Compute the regions of `products`, and no others, in slices; the graph is rewritten in place."""
-    known = {product.name: product.slices for product in products}
+    known = {product.name: product for product in products}
 
-    def slices_by_name(seed: fx.Node, largest_bytes: int) -> int:
-        return known.get(seed.name, 1)
+    def products_by_name(seed: fx.Node, largest_bytes: int) -> list[SlicedProduct]:
+        return [known[seed.name]] if seed.name in known else []
 
-    return _sliced(module, slices_by_name, num_fwd_outputs, static_lifetime_input_indices)
+    return _sliced(module, products_by_name, num_fwd_outputs, static_lifetime_input_indices)
 
 
 def _sliced(
     module: fx.GraphModule,
-    slices_of_seed: Callable[[fx.Node, int], int],
+    products_of_seed: Callable[[fx.Node, int], list[SlicedProduct]],
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None,
 ) -> SlicedGraph:
+    """Compute each seed's region in the first of the ways in `products_of_seed` that is possible."""
+
     def prepared() -> joint_graph.Joint:
         return joint_graph.prepare(
             module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
@@ -81,16 +86,28 @@ def _sliced(
     if joint.has_backward and select_rows_first(module):
         joint = prepared()
     seeds = seeds_of(joint) if joint.has_backward else []
-    wanted = {seed.name: slices_of_seed(seed, nbytes_of(seeds[0])) for seed in seeds}
-    for name, slices in wanted.items():
-        seed = next((n for n in joint.module.graph.nodes if n.name == name), None)
-        if slices < 2 or seed is None:  # None: the product is inside of another region
-            continue
-        refusal = slice_region(joint, seed, slices)
+    for ways in [products_of_seed(seed, nbytes_of(seeds[0])) for seed in seeds]:
+        done, refusal = _first_possible(joint, ways)
         if refusal is not None:
             left.append(refusal)
+        if done is None:
             continue
-        products.append(SlicedProduct(name, slices))
+        products.append(done)
         module = joint.module
         joint = prepared()
     return SlicedGraph(joint.module, tuple(products), tuple(left))
+
+
+def _first_possible(
+    joint: joint_graph.Joint, ways: Sequence[SlicedProduct]
+) -> tuple[SlicedProduct | None, NotSliced | None]:
+    """Compute a region in the first way that is possible; returns this way, or the reason why the last one is not possible."""
+    refusal = None
+    for way in ways:
+        seed = next((n for n in joint.module.graph.nodes if n.name == way.name), None)
+        if way.slices < 2 or seed is None:  # None: the product is inside of another region
+            continue
+        refusal = slice_region(joint, seed, way.slices, at_once=way.at_once)
+        if refusal is None:
+            return way, None
+    return None, refusal

@@ -71,12 +71,16 @@ def seeds_of(joint: joint_graph.Joint) -> list[fx.Node]:
     return sorted(found, key=lambda n: -nbytes_of(n))
 
 
-def region_of(joint: joint_graph.Joint, seed: fx.Node) -> Region | NotSliced:
-    """The region of a product, or the reason why it has none."""
+def region_of(joint: joint_graph.Joint, seed: fx.Node, *, at_once: bool = False) -> Region | NotSliced:
+    """The region of a product, or the reason why it has none.
+
+    Args:
+        at_once: True if forward and backward of a slice are to be computed together: what lies between them is part of the region.
+    """
     try:
         rows = Rows(len(shape_of(seed)) - 2, 1)
         region = Region(seed, shape_of(seed)[rows.start], {seed: rows})
-        _Growth(joint, region).run()
+        _Growth(joint, region, at_once).run()
     except NotByRows as reason:
         return NotSliced(seed.name, nbytes_of(seed), str(reason), isinstance(reason, _IsOutput))
     if region.rows < 2:
@@ -87,8 +91,8 @@ def region_of(joint: joint_graph.Joint, seed: fx.Node) -> Region | NotSliced:
 class _Growth:
     """Grows a region from its seed."""
 
-    def __init__(self, joint: joint_graph.Joint, region: Region) -> None:
-        self.joint, self.region = joint, region
+    def __init__(self, joint: joint_graph.Joint, region: Region, at_once: bool) -> None:
+        self.joint, self.region, self.at_once = joint, region, at_once
         self.pending = [region.seed]
 
     def run(self) -> None:
@@ -148,8 +152,8 @@ class _Growth:
             raise NotByRows(f"{node.name} has another number of rows")
 
     def _fill(self, in_forward: bool) -> None:
-        """Add the small nodes on paths between nodes of the region: those of the forward, or those outside of the forward."""
-        inside = [n for n in self.region.places if self.joint.info.is_required_fw(n) is in_forward]
+        """Add the small nodes on paths between nodes of the region: of the forward, or outside of the forward, or all at once."""
+        inside = [n for n in self.region.places if self._is_of(n, in_forward)]
         below, above = set(inside), set(inside)
         for node in self.joint.module.graph.nodes:
             if self._is_of(node, in_forward) and not below.isdisjoint(node.all_input_nodes):
@@ -163,7 +167,7 @@ class _Growth:
                 self.region.places[node] = self._between(node)
 
     def _is_of(self, node: fx.Node, in_forward: bool) -> bool:
-        return node.op == "call_function" and self.joint.info.is_required_fw(node) is in_forward
+        return node.op == "call_function" and (self.at_once or self.joint.info.is_required_fw(node) is in_forward)
 
     def _between(self, node: fx.Node) -> Rows:
         found = {self._passed_on(node, x) for x in node.all_input_nodes if x in self.region.places}

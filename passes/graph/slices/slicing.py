@@ -1,8 +1,11 @@
-"""The rewrite: a region of a joint graph becomes one sliced call in the forward and one in the backward.
+"""The rewrite: a region of a joint graph becomes one sliced call in the forward and one in the backward, or one for both.
 
-The backward's call recomputes the nodes of the region's forward that it needs, slice by slice.  Only the small tensors at the
-region's edges pass from one call to the other: maxima and sums of a softmax, losses of tokens.  So no gradient is computed before
-its tangent is known, and results equal those of the whole graph up to the order in which rows are added.
+Of two calls, the backward's recomputes the nodes of the region's forward that it needs, slice by slice.  Only the small tensors at
+the region's edges pass from one call to the other: maxima and sums of a softmax, losses of tokens.  So no gradient is computed
+before its tangent is known, and results equal those of the whole graph up to the order in which rows are added.
+
+One call computes each slice's gradients behind its forward, for an incoming gradient of 1, and the backward multiplies them by the
+one number that comes in (`factors`).
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import heapq
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +25,7 @@ from compile_remat._torch.operators import call
 from compile_remat.cost_models import OpKind, is_view, op_kind
 from compile_remat.passes.graph.slices.bodies import Loop, body_of, joined_shape, sum_dtype
 from compile_remat.passes.graph.slices.calls import run_slices
+from compile_remat.passes.graph.slices.factors import Factor, factor_of, scaled
 from compile_remat.passes.graph.slices.regions import NotSliced, Region, nbytes_of, region_of
 from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, shape_of, summed
 from compile_remat.passes.graph.views import fake_mode_of, root_of
@@ -31,31 +36,50 @@ BODY = "sliced_body_"
 """Prefix, before a number, of the attribute names under which a joint graph holds the bodies."""
 
 
-def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSliced | None:
+def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int, *, at_once: bool = False) -> NotSliced | None:
     """Compute the region of a product in slices, in place; returns the reason if that is impossible, else None.
 
     Args:
         slices: Number of slices, at most one for each row.
+        at_once: True to compute the gradients in the forward, so that the backward only scales them.
     """
-    region = region_of(joint, seed)
+    region = region_of(joint, seed, at_once=at_once)
     if isinstance(region, NotSliced):
         return region
+    factor = None
     try:
-        later = _loop_of(joint, region, False, frozenset())
-        loops = [_loop_of(joint, region, True, frozenset(later.operands)), later]
+        if at_once:
+            loops = [_loop_of(joint, region, None, frozenset())]
+            factor = factor_of(joint, loops[0])
+        else:
+            later = _loop_of(joint, region, False, frozenset())
+            loops = [_loop_of(joint, region, True, frozenset(later.operands)), later]
+        _check_inputs(joint, loops, at_once)
     except NotByRows as reason:
         return NotSliced(seed.name, nbytes_of(seed), str(reason))
-    overwritten = joint_graph.mutated_inputs(joint)
-    if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
-        return NotSliced(seed.name, nbytes_of(seed), "the forward overwrites an input that the slices read")
     length = _slice_rows(region, slices)
+    if factor is not None:
+        loops = [_for_one(joint.module.graph, loops[0], factor)]
     for loop in reversed(loops):  # the later loop reads nodes of the first loop, so the later one is replaced first
         if loop.joined or loop.sums:
-            _replace(joint.module, loop, region.rows, length)
-    sort_by_data(joint.module.graph)
+            _replace(joint.module, loop, region.rows, length, factor)
+    sort_by_data(joint.module.graph, _of_forward(joint) if at_once else frozenset())
     joint.module.graph.eliminate_dead_code()
     joint.module.recompile()
     return None
+
+
+def _check_inputs(joint: joint_graph.Joint, loops: list[Loop], at_once: bool) -> None:
+    """Check that slices read what the forward read.
+
+    Raises:
+        NotByRows: They may not.
+    """
+    overwritten = joint_graph.mutated_inputs(joint)
+    if at_once and overwritten:  # nodes are put in another order
+        raise NotByRows("the forward overwrites an input")
+    if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
+        raise NotByRows("the forward overwrites an input that the slices read")
 
 
 def _slice_rows(region: Region, slices: int) -> int:
@@ -68,14 +92,15 @@ def _slice_rows(region: Region, slices: int) -> int:
 # -- nodes of the two loops -------------------------------------------------------------------------------------------
 
 
-def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_later: frozenset[fx.Node]) -> Loop:
+def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool | None, read_later: frozenset[fx.Node]) -> Loop:
     """The loop of a region's forward, or that of its backward, which also holds the forward nodes that it recomputes.
 
     Args:
+        in_forward: None for one loop of both.
         read_later: Operands of the other loop, whose rows this loop must return.
     """
     places = region.places | region.edges
-    own = {n for n in (*places, *region.sums) if joint.info.is_required_fw(n) is in_forward}
+    own = {n for n in (*places, *region.sums) if in_forward in (None, joint.info.is_required_fw(n))}
     nodes, stack = set(own), list(own)
     while stack:
         node = stack.pop()
@@ -157,10 +182,53 @@ def _is_read_outside(node: fx.Node, region: Region, own: set[fx.Node]) -> bool:
 # -- the joint graph --------------------------------------------------------------------------------------------------
 
 
-def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None:
-    """Put a sliced call after a loop's nodes and let all readers of these nodes read the call's results."""
+def _for_one(graph: fx.Graph, loop: Loop, factor: Factor) -> Loop:
+    """Returns the loop after its nodes are made to read what they would read if the factor were 1."""
+    value = factor.node.meta["val"]
+    with fake_mode_of(value), graph.inserting_before(factor.node.next):
+        one = call(graph, torch.ops.aten.full.default, ([], 1), {"dtype": value.dtype, "device": value.device})
+    copies = {factor.node: one}
+    for node in factor.chain:
+        with graph.inserting_before(node.next):
+            copy = graph.node_copy(node, lambda x: copies.get(x, x))
+        copy.meta = {k: v for k, v in node.meta.items() if k not in OWN}
+        copy.meta["val"] = node.meta["val"]
+        copies[node] = copy
+    for node in loop.nodes:
+        for operand in [x for x in node.all_input_nodes if x in copies]:
+            node.replace_input_with(operand, copies[operand])
+    operands = {copies.get(node, node): place for node, place in loop.operands.items()}
+    places = {copies.get(node, node): place for node, place in loop.places.items()}
+    return replace(loop, operands=operands, places=places)
+
+
+def _of_forward(joint: joint_graph.Joint) -> frozenset[fx.Node]:
+    """The graph's inputs, the nodes that the forward's outputs are computed from, and the other results of their sliced calls."""
+    graph = joint.module.graph
+    returned: Any = graph.output_node().args[0]
+    pending = [node for node in returned[: joint.num_fwd_outputs] if isinstance(node, fx.Node)]
+    found = set(graph.find_nodes(op="placeholder"))
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+            pending += node.users if node.target is run_slices else ()
+    return frozenset(found)
+
+
+OWN = ("val", "tensor_meta", "recompute", "desc", "partitioner_tag")
+"""Entries of a node's meta that are not for nodes that take its place."""
+
+
+def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int, factor: Factor | None) -> None:
+    """Put a sliced call after a loop's nodes and let all readers of these nodes read the call's results.
+
+    Args:
+        factor: The number that results are multiplied by, if the loop computes them for 1.
+    """
     graph, last = module.graph, loop.nodes[-1]
-    meta = {k: v for k, v in last.meta.items() if k not in ("val", "tensor_meta", "recompute", "desc")}
+    meta = {k: v for k, v in last.meta.items() if k not in OWN}
     value = next(n.meta["val"] for n in loop.nodes if isinstance(n.meta["val"], torch.Tensor))
     with fake_mode_of(value), _Inserter(graph, last, meta) as insert:
         given = [_flat(insert, x, place) for x, place in loop.operands.items()]
@@ -174,7 +242,10 @@ def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None
             *(torch.empty(n.meta["val"].shape, dtype=sum_dtype(n), device=value.device) for n in loop.sums),
         )
         for k, node in enumerate((*loop.joined, *loop.sums)):
-            node.replace_all_uses_with(_result(insert, made, k, node))
+            result = _result(insert, made, k, node)
+            if factor is not None and node in factor.results:
+                result = scaled(insert.call, result, factor.node)
+            node.replace_all_uses_with(result)
 
 
 class _Inserter:
@@ -238,10 +309,10 @@ def _result(insert: _Inserter, made: fx.Node, k: int, node: fx.Node) -> fx.Node:
     return result
 
 
-def sort_by_data(graph: fx.Graph) -> None:
-    """Sort the nodes topologically, in place; ties keep the present order."""
+def sort_by_data(graph: fx.Graph, first: Collection[fx.Node] = ()) -> None:
+    """Sort the nodes topologically, in place; ties keep the present order, but for the nodes in `first`, which precede others."""
     nodes = list(graph.nodes)
-    index = {node: k for k, node in enumerate(nodes)}
+    index = {node: k - len(nodes) * (node in first) for k, node in enumerate(nodes)}
     waiting = {node: len(node.all_input_nodes) for node in nodes}
     ready = [index[node] for node in nodes if not waiting[node]]
     heapq.heapify(ready)
