@@ -7,7 +7,7 @@ forecasts for devices that are absent.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat._torch.sizes import symbols_of
@@ -28,6 +28,9 @@ SHARED = "rows are not computed in slices: the graph shares its budget with othe
 
 INNER = "rows are not computed in slices: the graph computes its gradients itself"
 """Message for a graph that is not sliced because its backward is inside of it."""
+
+FOR_NOTHING = 0.01
+"""A plan costs nothing if its extra time is at most this share of the step: slices are not tried then."""
 
 OFF, AUTO = SLICES["off"], SLICES["auto"]
 
@@ -130,28 +133,43 @@ class _Pipeline:
     # -- the loop over the variants -----------------------------------------------------------------------------------
 
     def _best(self) -> Planned:
-        """Returns the plan of the whole graph if it keeps the budget; else the fastest sliced plan that does, or the lowest one.
+        """Returns the whole graph's plan if it keeps the budget for nothing; else the fastest plan that does, or the lowest one.
 
         Raises:
             BudgetError: No variant has a plan that keeps the budget; the error is that of the lowest one.
         """
-        attempts, left = [self._attempt(self.variants.whole)], tuple[NotSliced, ...]()
-        if self._is_settled(attempts[0].outcome):
-            return self._checked(attempts[0], "")
-        first = int(
-            self.slices != AUTO
-        )  # a number of slices leaves out the whole graph, unless no rows can be in slices
-        for variant in self.variants.sliced():
+        whole = self._attempt(self.variants.whole)
+        if self._is_settled(whole.outcome):
+            return self._checked(whole, "")
+        if self.slices == AUTO and self._candidate(whole).is_met:
+            tried, _ = self._tried([whole], self.variants.at_once())
+            return self._checked(tried[self._best_of(tried)], "")
+        tried, left = self._tried([whole] if self.slices == AUTO else [], self.variants.sliced())
+        tried = tried or [whole]  # a number of slices leaves out the whole graph, unless no rows can be in slices
+        number = tried[self._best_of(tried)].variant.number
+        tried += self._tried([], self.variants.at_once((number,) if number > 1 else ()))[0]
+        best = tried[self._best_of(tried)]
+        return self._checked(best, "" if self._candidate(best).is_met else self._why_not_sliced(tried, left))
+
+    def _tried(
+        self, attempts: list[_Attempt], variants: Iterable[Variant]
+    ) -> tuple[list[_Attempt], tuple[NotSliced, ...]]:
+        """Returns the attempts with those at `variants`, until there are no more rows in slices, or slower ones.
+
+        The second result says which products the last variant leaves whole.
+        """
+        left = tuple[NotSliced, ...]()
+        for variant in variants:
             left = variant.left
             if not variant.products:
                 break
-            attempts.append(self._attempt(variant))
-            if is_slower([self._candidate(attempt) for attempt in attempts[first:]]):
+            attempts = [*attempts, self._attempt(variant)]
+            if is_slower([self._candidate(attempt) for attempt in attempts]):
                 break
-        tried = attempts[first:] or attempts
-        candidates = [self._candidate(attempt) for attempt in tried]
-        best = best_of(candidates)
-        return self._checked(tried[best], "" if candidates[best].is_met else self._why_not_sliced(tried, left))
+        return attempts, left
+
+    def _best_of(self, attempts: Sequence[_Attempt]) -> int:
+        return best_of([self._candidate(attempt) for attempt in attempts])
 
     def _attempt(self, variant: Variant) -> _Attempt:
         with held_warnings() as said:
@@ -166,7 +184,8 @@ class _Pipeline:
         if isinstance(whole, BudgetError):
             return False
         is_replayed = whole.plan.status is Status.REPLAYED
-        return self._budget_kind == "max" or is_replayed or (self.slices == AUTO and self._is_met(whole))
+        is_free = whole.plan.extra_time_ns <= FOR_NOTHING * whole.plan.time_ns
+        return self._budget_kind == "max" or is_replayed or (self.slices == AUTO and self._is_met(whole) and is_free)
 
     @property
     def _budget_kind(self) -> str:

@@ -1,9 +1,13 @@
-"""The forms in which one joint graph can be planned: whole, and with the rows of its largest temporaries in 2, 4, 8, ... slices."""
+"""The forms in which one joint graph can be planned: whole, and with the rows of its largest temporaries in 2, 4, 8, ... slices.
+
+Slices have two forms: gradients in the backward, which computes the rows again, or in the forward, to be scaled in the backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from compile_remat._util.units import format_bytes
 from compile_remat.passes import SlicedProduct
@@ -23,12 +27,14 @@ class Variant:
         products: The products whose rows are computed in slices; empty for the whole graph.
         left: Large products whose rows could not be computed in slices, with the reasons.
         is_whole: True for the graph as torch gave it.
+        number: The number of slices of the largest product; 1 for none, or where the products were given.
     """
 
     graph: JointModule
     products: tuple[SlicedProduct, ...] = ()
     left: tuple[NotSliced, ...] = ()
     is_whole: bool = True
+    number: int = 1
 
 
 class Variants:
@@ -50,28 +56,36 @@ class Variants:
         if self.slices == SLICES["off"]:
             return
         for number in NUMBERS if self.slices == SLICES["auto"] else (self.slices,):
-            yield self._variant(slice_largest, number)
+            yield self._variant(partial(slice_largest, slices=number), number)
+
+    def at_once(self, numbers: Sequence[int] = NUMBERS) -> Iterator[Variant]:
+        """Yields the graph in these numbers of slices, which compute gradients in the forward; nothing where none can."""
+        for number in numbers:
+            variant = self._variant(partial(slice_largest, slices=number, at_once=True), number)
+            if not any(product.at_once for product in variant.products):
+                return
+            yield variant
 
     def with_products(self, products: tuple[SlicedProduct, ...]) -> Variant:
         """Returns the graph with exactly these products in slices, as far as it has them."""
-        return self._variant(slice_products, products)
+        return self._variant(partial(slice_products, products=products))
 
-    def _variant(self, rewrite: Callable[..., SlicedGraph], wanted: object) -> Variant:
-        """Returns a copy of the graph after `rewrite`, which takes the module, `wanted`, and how to tell outputs from gradients."""
+    def _variant(self, rewrite: Callable[..., SlicedGraph], number: int = 1) -> Variant:
+        """Returns a copy of the graph after `rewrite`, which takes the module and how to tell outputs from gradients."""
         graph = self._given.copied(is_on_cpu=self.is_on_cpu)
         sliced = rewrite(
             graph.module,
-            wanted,
             num_fwd_outputs=graph.num_fwd_outputs,
             static_lifetime_input_indices=graph.static_lifetime_input_indices,
         )
-        return Variant(replace(self._given, module=sliced.module), sliced.products, sliced.left, is_whole=False)
+        return Variant(replace(self._given, module=sliced.module), sliced.products, sliced.left, False, number)
 
 
 # -- the choice of one variant -------------------------------------------------------------------------------------------
 
 SAME_PEAK = 0.99
-"""Where no plan fits, more slices are taken only if they lower the peak below this share of the best one so far."""
+"""Where no plan fits, a slower one is taken only if its peak is below this share of the best one so far, and a faster one if
+the best peak is not below this share of its own."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +110,18 @@ def is_slower(found: Sequence[Candidate]) -> bool:
 
 
 def best_of(found: Sequence[Candidate]) -> int:
-    """Returns the position of the fastest plan that keeps the budget; if none does, of the lowest plan with the fewest slices."""
+    """Returns the position of the fastest plan that keeps the budget; if none does, of the lowest plan with the fewest slices.
+
+    A faster plan counts as lower if the other is not below `SAME_PEAK` of it.
+    """
     kept = [k for k, plan in enumerate(found) if plan.is_met]
     if kept:
         return min(kept, key=lambda k: found[k].time_ns)
     best = 0
     for k, plan in enumerate(found):
-        if plan.peak_bytes < SAME_PEAK * found[best].peak_bytes:
+        other = found[best]
+        is_faster = 0 < plan.time_ns < other.time_ns and SAME_PEAK * plan.peak_bytes <= other.peak_bytes
+        if is_faster or plan.peak_bytes < SAME_PEAK * other.peak_bytes:
             best = k
     return best
 
