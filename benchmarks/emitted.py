@@ -1,6 +1,6 @@
 """Kernels and bytes moved of the Triton code for one H200, of a large model at full size, on a machine without a GPU.
 
-    python -m benchmarks.emitted [--model gpt] [--budget BYTES] [--no-guard] [--scale 0.1] [--json OUT] [--show]
+    python -m benchmarks.emitted [--model gpt] [--budget BYTES] [--no-guard] [--slices auto] [--scale 0.1] [--json OUT] [--show]
 
 A batch of a quarter of `benchmarks.gpu`'s, bfloat16, 16 blocks; the code is generated and its wrapper run dry, and no kernel runs.
 Without `--budget` the settings are ``plain``, torch's partitioner at its ``activation_memory_budget`` of 0.5, and ours at two peaks
@@ -56,6 +56,9 @@ class EmittedRow:
         families: Number of fused kernels and bytes that they move, by operator.
         refused: Numbers of refused fusions by reason, for ``forward`` and ``backward``.
         peak_bytes: Peak of the emitted code in a dry run of forward and backward.
+        slices: The setting.
+        time_ns: Estimated time of forward and backward under the plan.
+        sliced: The products whose rows the plan computes in slices.
     """
 
     model: str
@@ -71,12 +74,15 @@ class EmittedRow:
     peak_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     extra_time_ns: int | None = None
+    slices: str = "off"
+    time_ns: int | None = None
+    sliced: str = ""
     failure: str | None = None
 
     @property
-    def key(self) -> tuple[str, str, bool, float]:
+    def key(self) -> tuple[str, str, bool, float, str]:
         """The setting of the row."""
-        return self.model, self.setting, self.guarded, self.scale
+        return self.model, self.setting, self.guarded, self.scale, self.slices
 
     @property
     def budget_bytes(self) -> int | None:
@@ -94,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", action="append", help="may be repeated; default: see above")
     parser.add_argument("--no-guard", action="store_true", help="let Inductor fuse what it likes")
     parser.add_argument("--scale", type=float, default=1.0, help="scale of all sizes; default 1")
+    parser.add_argument("--slices", default="off", help="the setting of our plans; default off")
     parser.add_argument("--families", action="store_true", help="list bytes by family, and refused fusions")
     arguments = parser.parse_args(argv)
     versions = "" if arguments.show else f"{version('torch')}, triton {version('triton')}"
@@ -102,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.show:
         for model in arguments.model or SETTINGS:
             for setting in arguments.budget or SETTINGS[model]:
-                blank = EmittedRow(model, setting, not arguments.no_guard, arguments.scale)
+                blank = EmittedRow(model, setting, not arguments.no_guard, arguments.scale, slices=arguments.slices)
                 if all(row.key != blank.key for row in rows):
                     harness.progress(f"{model}, {setting}")
                     command = ["benchmarks.common.fake_cuda.emitted_row", json.dumps(asdict(blank)), str(DEVICE)]
@@ -128,6 +135,7 @@ def _cells(row: EmittedRow) -> tuple[str, ...]:
     counts = map(str, (row.products, row.attentions, row.other, row.fused))
     moved = f"{row.moved_bytes / 2**30:.2f}"
     peaks = mib(row.peak_bytes), mib(row.predicted_peak_bytes)
+    given += f", {row.sliced}" if row.sliced else f", slices {row.slices}" if row.slices != "off" else ""
     return (row.model, given, "on" if row.guarded else "off", *counts, moved, str(refused), *peaks)
 
 

@@ -44,7 +44,9 @@ def made(blank: EmittedRow, device: str) -> EmittedRow:
     if setting.startswith("torch "):
         use = step.torchs(float(setting.split()[1]))
     elif setting != "plain":
-        use = step.ours(setting if setting in ("min", "max") else int(float(setting)), device=device)
+        use = step.ours(
+            setting if setting in ("min", "max") else int(float(setting)), device=device, slices=blank.slices
+        )
     try:
         with traffic.recorded(guarded=blank.guarded) as found:
             emitted = step.compile_step(build, use)
@@ -64,7 +66,14 @@ def made(blank: EmittedRow, device: str) -> EmittedRow:
     if not reports or reports[-1].plan is None:
         return row
     report = reports[-1]
-    return replace(row, predicted_peak_bytes=report.predicted_peak_bytes, extra_time_ns=reports[-1].plan.extra_time_ns)
+    plan = report.plan
+    return replace(
+        row,
+        predicted_peak_bytes=report.predicted_peak_bytes,
+        extra_time_ns=plan.extra_time_ns,
+        time_ns=plan.time_ns,
+        sliced=plan.slices_text,
+    )
 
 
 if __name__ == "__main__":

@@ -54,12 +54,14 @@ def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
     return [each for pair in pairs for each in sorted(pair, key=lambda emitted: emitted.is_backward)]
 
 
-def ours(memory_budget: int | str, patches: Mapping[str, Any] | None = None, device: str = DEVICE) -> Compile:
-    """Our backend at a budget, on a device by name or file; `patches` are Inductor's options.
+def ours(
+    memory_budget: int | str, patches: Mapping[str, Any] | None = None, device: str = DEVICE, slices: str = "off"
+) -> Compile:
+    """Our backend at a budget, on a device by name or file; `patches` are Inductor's options, `slices` is a setting of ours.
 
     Dynamo wraps a RematError that comes of it.
     """
-    config = RematConfig.resolve({"memory_budget": memory_budget, "device": device})
+    config = RematConfig.resolve({"memory_budget": memory_budget, "device": device, "slices": slices})
 
     def use(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> object:
         return compile_graph(gm, example_inputs, config, dict(patches or {}))

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from torch._inductor import ir, scheduler
+from torch._inductor.graph import SubgraphLowering
 from torch._inductor.virtualized import V
 
 from compile_remat.inductor import fusion_guard
@@ -78,8 +79,14 @@ def recorded(*, guarded: bool = True) -> Iterator[Traffic]:
     codegen = scheduler.Scheduler.codegen
 
     def recording(self: Any) -> object:
-        found.kernels[V.graph.is_backward] = list(_kernels(self.nodes))
-        return codegen(self)
+        if isinstance(V.graph, SubgraphLowering):  # counted below, once for each call
+            return codegen(self)
+        nodes, is_backward = list(self.nodes), V.graph.is_backward
+        own = list(_kernels(nodes))
+        code = codegen(self)
+        called = [node.node.subgraph.graph for node in nodes if isinstance(node.node, ir.InvokeSubgraph)]
+        found.kernels[is_backward] = [*own, *(kernel for graph in called for kernel in _kernels(graph.scheduler.nodes))]
+        return code
 
     decisions = {
         name: staticmethod(_deciding(found, name, guarded)) for name in ("can_fuse_horizontal", "can_fuse_vertical")
@@ -110,7 +117,7 @@ def _deciding(found: Traffic, name: str, guarded: bool) -> Any:
 def _kernels(nodes: Any) -> Iterator[Kernel]:
     for node in nodes:
         if not isinstance(node, scheduler.NopKernelSchedulerNode) and not isinstance(
-            getattr(node, "node", None), ir.MultiOutput
+            getattr(node, "node", None), ir.MultiOutput | ir.InvokeSubgraph
         ):
             kind = _kind(node.node) if node.is_extern() else "fused"
             yield Kernel(kind, _family(node), sum(map(int, _accessed(node))))
