@@ -29,6 +29,7 @@ from benchmarks.common.harness import mib
 DEVICE = Path(__file__).parent / "results" / "gpu_h200" / "device.json"
 SETTINGS = {
     "gpt": ("plain", "torch 0.5", "7222132736", "3275610112"),
+    "gpt_head": ("plain", "min"),
     "llama": ("plain", "torch 0.5", "5744929792", "2349029376"),
 }
 TITLES = (

@@ -79,6 +79,14 @@ def gpt(scale: float) -> Built:
     )
 
 
+def gpt_head(scale: float) -> Built:
+    """The head of `gpt` behind a single block, 16 x 2048 tokens: embedding, block, norm, tied head and loss"""
+    model, inputs = gpt(scale)
+    assert isinstance(model, LanguageModel)
+    model.blocks = model.blocks[:1]
+    return model, inputs
+
+
 def llama(scale: float) -> Built:
     """Llama of 16 blocks (d=2048, 16 heads in 4 groups), 8 x 4096 tokens, vocabulary 32000"""
     depth, width = scaled(16, scale, least=3), scaled(2048, scale, step=128, least=128)
@@ -163,6 +171,9 @@ LARGE: dict[str, Callable[[float], Built]] = {
     "bert_large": bert_large,
     "resnet50": resnet50,
 }
+
+EMITTED = {**LARGE, "gpt_head": gpt_head}
+"""The models whose code is emitted without a GPU."""
 
 
 def build_large(

@@ -32,11 +32,11 @@ def made(blank: EmittedRow, device: str) -> EmittedRow:
     from benchmarks.common import harness
     from benchmarks.common.fake_cuda import step, traffic
     from benchmarks.models.codegen import converted
-    from benchmarks.models.large import LARGE
+    from benchmarks.models.large import EMITTED
     from compile_remat.compilation.region_run import run_region
 
     def build() -> step.Built:
-        module, inputs = LARGE[blank.model](blank.scale)
+        module, inputs = EMITTED[blank.model](blank.scale)
         converted(module, torch.bfloat16)
         return module.train(), tuple(v[: max(1, len(v) // 4)].clone() for v in inputs)
 
