@@ -39,7 +39,8 @@ class Loop:
 def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
     """The graph of a slice of `rows` rows.
 
-    Its inputs are the slices of the operands, then the sums so far; its outputs are the joined nodes, then the new sums.
+    Its inputs are the slices of the operands, then the sums so far, which it does not read: they order its calls.  Its outputs are
+    the joined nodes, then what is to be added to the sums.
 
     Args:
         given: One node for each of the loop's operands, with its rows in one dimension.
@@ -51,11 +52,11 @@ def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
             value = source.meta["val"]
             value = value if place is None else value.narrow(place.start, 0, rows)
             copies[operand] = _with_value(graph.placeholder(f"operand_{k}"), value)
-        accumulators = [_accumulator(graph, node, k) for k, node in enumerate(loop.sums)]
+        for k, node in enumerate(loop.sums):
+            _accumulator(graph, node, k)
         for node in loop.nodes:
             copies[node] = _Copy(node, loop, copies, rows).into(graph)
-        sums = [_added(graph, into, copies[node]) for into, node in zip(accumulators, loop.sums, strict=True)]
-    graph.output((*(copies[node] for node in loop.joined), *sums))
+    graph.output(tuple(copies[node] for node in (*loop.joined, *loop.sums)))
     return fx.GraphModule({}, graph)
 
 
@@ -68,14 +69,6 @@ def sum_dtype(node: fx.Node) -> torch.dtype:
 def _accumulator(graph: fx.Graph, node: fx.Node, k: int) -> fx.Node:
     value = torch.empty(shape_of(node), dtype=sum_dtype(node), device=node.meta["val"].device)
     return _with_value(graph.placeholder(f"sum_{k}"), value)
-
-
-def _added(graph: fx.Graph, into: fx.Node, part: fx.Node) -> fx.Node:
-    """The node that adds the result of one slice to the sum so far."""
-    dtype = into.meta["val"].dtype
-    if part.meta["val"].dtype is not dtype:
-        part = call(graph, torch.ops.prims.convert_element_type.default, (part, dtype))
-    return call(graph, torch.ops.aten.add.Tensor, (into, part))
 
 
 def _with_value(node: fx.Node, value: Any) -> fx.Node:

@@ -20,7 +20,7 @@ def run_slices(
     """Call `body` for each slice of rows.
 
     Args:
-        body: Takes the operands of one slice, then the sums so far; returns the outputs to be joined, then the new sums.
+        body: Takes the operands of one slice, then the sums so far; returns the outputs to be joined, then parts of the sums.
         rest: The body for the last slice, if that has fewer rows; else None.
         rows: Number of all rows.
         slice_rows: Number of rows of one slice.
@@ -40,7 +40,7 @@ def run_slices(
         made = graph(*given, *sums)
         for parts, part in zip(joined, made[: len(joined)], strict=True):
             parts.append(part)
-        sums = list(made[len(joined) :])
+        sums = [total + part for total, part in zip(sums, made[len(joined) :], strict=True)]
     return (*(torch.cat(parts, dim) for parts, dim in zip(joined, joined_dims, strict=True)), *sums)
 
 

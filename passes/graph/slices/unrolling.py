@@ -1,7 +1,8 @@
 """Unrolling: a sliced call becomes calls of a graph that is compiled once (``invoke_subgraph``), which Inductor can compile.
 
 The temporaries of such a call are freed when it ends, so temporaries of two slices are never alive together, in whatever order
-the compiler runs the calls.  Sums are passed from one call to the next.
+the compiler runs the calls.  Sums are added up between the calls, where one buffer can hold a sum before and after; each call is
+handed the sums so far, so that it runs when they are there, and no two parts of a sum are alive together.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class _Unrolled:
         body = module.get_submodule(str(self.body.target))
         assert isinstance(body, fx.GraphModule)
         self.values = sum_values(body, len(self.operands))
+        self.body_outputs: Any = body.graph.output_node().args[0]
         self.meta = {k: v for k, v in node.meta.items() if k != "val"}
 
     def replace(self) -> None:
@@ -59,7 +61,7 @@ class _Unrolled:
             made = self._slice(sources, sums, start, min(self.length, self.rows - start))
             for parts, part in zip(joined, made, strict=False):
                 parts.append(part)
-            sums = made[len(joined) :]
+            sums = list(map(self._added, sums, made[len(joined) :]))
         whole = [
             parts[0] if len(parts) == 1 else self._call(torch.ops.aten.cat.default, parts, dim)
             for parts, dim in zip(joined, self.joined_dims, strict=True)
@@ -72,7 +74,7 @@ class _Unrolled:
         self.graph.erase_node(self.node)
 
     def _slice(self, sources: list[fx.Node], sums: list[fx.Node], start: int, length: int) -> list[fx.Node]:
-        """Insert the call of one slice; returns its joined outputs, then the new sums."""
+        """Insert the call of one slice; returns its joined outputs, then the parts of the sums."""
         body = self.body if length == self.length or self.rest is None else self.rest
         given = [
             x if dim < 0 else self._call(torch.ops.aten.slice.Tensor, x, dim, start, start + length)
@@ -81,8 +83,16 @@ class _Unrolled:
         region = torch.ops.higher_order.invoke_subgraph
         made = self.graph.call_function(region, (body, str(body.target), *given, *sums))
         values = [self._part(k, length) for k in range(len(self.joined_dims))]
-        made.meta = {**self.meta, "val": (*values, *self.values)}
+        parts = self.body_outputs[len(values) :]
+        made.meta = {**self.meta, "val": (*values, *(part.meta["val"] for part in parts))}
         return [self._call(operator.getitem, made, k) for k in range(len(made.meta["val"]))]
+
+    def _added(self, total: fx.Node, part: fx.Node) -> fx.Node:
+        """Insert the addition of a slice's part to a sum, in the sum's dtype."""
+        dtype = total.meta["val"].dtype
+        if part.meta["val"].dtype is not dtype:
+            part = self._call(torch.ops.prims.convert_element_type.default, part, dtype)
+        return self._call(torch.ops.aten.add.Tensor, total, part)
 
     def _part(self, k: int, length: int) -> Any:
         value = self.node.meta["val"][k]

@@ -1,4 +1,4 @@
-"""Sliced calls as calls of one body: the same numbers, and the sums handed from call to call."""
+"""Sliced calls as calls of one body: the same numbers, and sums that are added to between the calls."""
 
 from __future__ import annotations
 
@@ -36,4 +36,6 @@ def test_each_slice_is_a_call_of_one_body() -> None:
     backward = [call for call in calls if call.args[1] == calls[-1].args[1]]
     for before, after in itertools.pairwise(backward):
         handed = after.args[-1]
-        assert isinstance(handed, fx.Node) and handed.args == (before, 1), "the sum of the gradients"
+        assert isinstance(handed, fx.Node) and handed.target is torch.ops.aten.add.Tensor, "the sum of the gradients"
+        sum_before, part = handed.args
+        assert isinstance(part, fx.Node) and part.args == (before, 1) and sum_before is before.args[-1]
