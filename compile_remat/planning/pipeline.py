@@ -20,7 +20,7 @@ from compile_remat.planning.joint_problem import JointModule, PlanContext, Prepa
 from compile_remat.planning.plan_store import DELETE, PinnedInSlices, PinnedPlan, store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
-from compile_remat.planning.variants import Candidate, Variant, Variants, best_of, is_slower, reasons_of
+from compile_remat.planning.variants import NUMBERS, Candidate, Variant, Variants, best_of, is_slower, reasons_of
 from compile_remat.report import joined
 
 SHARED = "rows are not computed in slices: the graph shares its budget with others of the step"
@@ -146,10 +146,11 @@ class _Pipeline:
             return self._checked(tried[self._best_of(tried)], "")
         tried, left = self._tried([whole] if self.slices == AUTO else [], self.variants.sliced())
         tried = tried or [whole]  # a number of slices leaves out the whole graph, unless no rows can be in slices
-        number = tried[self._best_of(tried)].variant.number
-        tried += self._tried([], self.variants.at_once((number,) if number > 1 else ()))[0]
-        best = tried[self._best_of(tried)]
-        return self._checked(best, "" if self._candidate(best).is_met else self._why_not_sliced(tried, left))
+        best = tried[self._best_of(tried)].variant
+        numbers = (best.number,) if best.products else NUMBERS if self.slices == AUTO else (self.slices,)
+        tried += self._tried([], self.variants.at_once(numbers))[0]
+        chosen = tried[self._best_of(tried)]
+        return self._checked(chosen, "" if self._candidate(chosen).is_met else self._why_not_sliced(tried, left))
 
     def _tried(
         self, attempts: list[_Attempt], variants: Iterable[Variant]
