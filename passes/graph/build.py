@@ -48,7 +48,8 @@ from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.rewrites.early_gradients import copied_bytes
 from compile_remat.passes.graph.saved_symints import symints_to_save
-from compile_remat.passes.graph.slices.calls import is_sliced, slices_of
+from compile_remat.passes.graph.slices.bodies import addition_of
+from compile_remat.passes.graph.slices.calls import is_sliced, slices_of, sums_of
 from compile_remat.passes.memory.simulator import temporary_bytes
 from compile_remat.passes.problem.problem import (
     CONSTANT,
@@ -180,7 +181,10 @@ class ProblemBuilder:
         """Time in ns of all graph calls that a sliced call makes."""
         module, *others = inner_graphs(node)
         calls = slices_of(node) - len(others)
-        return calls * self._problem_of(module).step_time_ns + sum(self._problem_of(x).step_time_ns for x in others)
+        parts = _returned(module)[-len(sums) :] if (sums := sums_of(node)) else []
+        additions = [addition_of(total, part.meta["val"]) for total, part in zip(sums, parts, strict=True)]
+        time_ns = sum(self._problem_of(addition).step_time_ns for addition in additions) * (slices_of(node) - 1)
+        return time_ns + sum(self._problem_of(body).step_time_ns for body in ([module] * calls + others))
 
     def _inner_problem(self, module: fx.GraphModule) -> Problem:
         body = joint_graph.copied_graph(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,8 @@ class Loop:
 def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
     """The graph of a slice of `rows` rows.
 
-    Its inputs are the slices of the operands, then the sums so far, which it does not read: they order its calls.  Its outputs are
-    the joined nodes, then what is to be added to the sums.
+    Its inputs are the slices of the operands, then one element of each sum so far, which it does not read: they order its calls.
+    Its outputs are the joined nodes, then what is to be added to the sums.
 
     Args:
         given: One node for each of the loop's operands, with its rows in one dimension.
@@ -53,7 +53,8 @@ def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
             value = value if place is None else value.narrow(place.start, 0, rows)
             copies[operand] = _with_value(graph.placeholder(f"operand_{k}"), value)
         for k, node in enumerate(loop.sums):
-            _accumulator(graph, node, k)
+            token = torch.empty(1, dtype=sum_dtype(node), device=node.meta["val"].device)
+            _with_value(graph.placeholder(f"sum_{k}"), token)
         for node in loop.nodes:
             copies[node] = _Copy(node, loop, copies, rows).into(graph)
     graph.output(tuple(copies[node] for node in (*loop.joined, *loop.sums)))
@@ -66,9 +67,24 @@ def sum_dtype(node: fx.Node) -> torch.dtype:
     return torch.float32 if dtype in HALVES else dtype
 
 
-def _accumulator(graph: fx.Graph, node: fx.Node, k: int) -> fx.Node:
-    value = torch.empty(shape_of(node), dtype=sum_dtype(node), device=node.meta["val"].device)
-    return _with_value(graph.placeholder(f"sum_{k}"), value)
+def addition_of(total: torch.Tensor, part: torch.Tensor) -> fx.GraphModule:
+    """The graph that adds one slice's part to a sum; the arguments are fake tensors."""
+    graph = fx.Graph()
+    with fake_mode_of(total):
+        given = [_with_value(graph.placeholder(name), value) for name, value in (("total", total), ("part", part))]
+        graph.output((added(lambda target, *args: call(graph, target, args), *given),))
+    return fx.GraphModule({}, graph)
+
+
+def added(insert: Callable[..., fx.Node], total: fx.Node, part: fx.Node) -> fx.Node:
+    """Add a slice's part to a sum, in the sum's dtype; `insert` adds a call to the graph."""
+    return insert(torch.ops.aten.add.Tensor, total, converted(insert, part, total.meta["val"].dtype))
+
+
+def converted(insert: Callable[..., fx.Node], part: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """Convert a node to a dtype, if it has another one; `insert` adds a call to the graph."""
+    has_it = part.meta["val"].dtype is dtype
+    return part if has_it else insert(torch.ops.prims.convert_element_type.default, part, dtype)
 
 
 def _with_value(node: fx.Node, value: Any) -> fx.Node:

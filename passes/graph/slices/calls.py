@@ -20,7 +20,7 @@ def run_slices(
     """Call `body` for each slice of rows.
 
     Args:
-        body: Takes the operands of one slice, then the sums so far; returns the outputs to be joined, then parts of the sums.
+        body: Takes the operands of one slice, then a token for each sum; returns the outputs to be joined, then parts of the sums.
         rest: The body for the last slice, if that has fewer rows; else None.
         rows: Number of all rows.
         slice_rows: Number of rows of one slice.
@@ -31,21 +31,25 @@ def run_slices(
     Returns:
         The joined outputs, then the sums.
     """
-    sums = [torch.zeros(v.shape, dtype=v.dtype, device=v.device) for v in sum_values(body, len(operands))]
-    joined: list[list[torch.Tensor]] = [[] for _ in joined_dims]
+    tokens = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in sum_values(body, len(operands))]
+    sums, joined = list[torch.Tensor](), [list[torch.Tensor]() for _ in joined_dims]
     for start in range(0, rows, slice_rows):
         length = min(slice_rows, rows - start)
         graph = body if length == slice_rows or rest is None else rest
         given = [x if dim < 0 else x.narrow(dim, start, length) for x, dim in zip(operands, sliced_dims, strict=True)]
-        made = graph(*given, *sums)
+        made = graph(*given, *tokens)
         for parts, part in zip(joined, made[: len(joined)], strict=True):
             parts.append(part)
-        sums = [total + part for total, part in zip(sums, made[len(joined) :], strict=True)]
+        parts = made[len(joined) :]
+        if not sums:
+            sums = [part.to(token.dtype) for part, token in zip(parts, tokens, strict=True)]
+        else:
+            sums = [total + part for total, part in zip(sums, parts, strict=True)]
     return (*(torch.cat(parts, dim) for parts, dim in zip(joined, joined_dims, strict=True)), *sums)
 
 
 def sum_values(body: fx.GraphModule, operands: int) -> list[Any]:
-    """The fake tensors of the sums that a body takes after its operands."""
+    """The fake tokens, one element in the dtype of each sum, that a body takes after its operands and does not read."""
     return [node.meta["val"] for node in body.graph.find_nodes(op="placeholder")[operands:]]
 
 
@@ -59,3 +63,9 @@ def slices_of(node: fx.Node) -> int:
     rows: Any = node.args[2]
     length: Any = node.args[3]
     return int(-(-rows // length))
+
+
+def sums_of(node: fx.Node) -> list[Any]:
+    """The fake tensors of the sums that a sliced call returns behind its joined outputs."""
+    joined: Any = node.args[5]
+    return list(node.meta["val"][len(joined) :])

@@ -2,7 +2,7 @@
 
 The temporaries of such a call are freed when it ends, so temporaries of two slices are never alive together, in whatever order
 the compiler runs the calls.  Sums are added up between the calls, where one buffer can hold a sum before and after; each call is
-handed the sums so far, so that it runs when they are there, and no two parts of a sum are alive together.
+handed an element of the sums so far, so that it runs when they are there, and no two parts of a sum are alive together.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import fx
 from compile_remat._torch.operators import call
 from compile_remat.cost_models import is_view
 from compile_remat.passes.graph.rewrites.contract import Rewritten
+from compile_remat.passes.graph.slices.bodies import added, converted
 from compile_remat.passes.graph.slices.calls import is_sliced, sum_values
 from compile_remat.passes.graph.views import fake_mode_of
 
@@ -52,16 +53,17 @@ class _Unrolled:
     def replace(self) -> None:
         """Insert the calls in place of the sliced call, and erase it."""
         sources = [x if dim < 0 else self._realized(x) for x, dim in zip(self.operands, self.dims, strict=True)]
-        sums = [
-            self._call(torch.ops.aten.full.default, list(v.shape), 0, dtype=v.dtype, device=v.device)
-            for v in self.values
-        ]
+        sums = list[fx.Node]()
         joined: list[list[fx.Node]] = [[] for _ in self.joined_dims]
         for start in range(0, self.rows, self.length):
             made = self._slice(sources, sums, start, min(self.length, self.rows - start))
-            for parts, part in zip(joined, made, strict=False):
-                parts.append(part)
-            sums = list(map(self._added, sums, made[len(joined) :]))
+            for pieces, piece in zip(joined, made, strict=False):
+                pieces.append(piece)
+            parts = made[len(joined) :]
+            if sums:
+                sums = [added(self._call, total, part) for total, part in zip(sums, parts, strict=True)]
+            else:
+                sums = [converted(self._call, part, v.dtype) for part, v in zip(parts, self.values, strict=True)]
         whole = [
             parts[0] if len(parts) == 1 else self._call(torch.ops.aten.cat.default, parts, dim)
             for parts, dim in zip(joined, self.joined_dims, strict=True)
@@ -80,19 +82,15 @@ class _Unrolled:
             x if dim < 0 else self._call(torch.ops.aten.slice.Tensor, x, dim, start, start + length)
             for x, dim in zip(sources, self.dims, strict=True)
         ]
+        tokens = [self._call(torch.ops.aten.as_strided.default, total, [1], [1]) for total in sums] or [
+            self._call(torch.ops.aten.full.default, [1], 0, dtype=v.dtype, device=v.device) for v in self.values
+        ]
         region = torch.ops.higher_order.invoke_subgraph
-        made = self.graph.call_function(region, (body, str(body.target), *given, *sums))
+        made = self.graph.call_function(region, (body, str(body.target), *given, *tokens))
         values = [self._part(k, length) for k in range(len(self.joined_dims))]
         parts = self.body_outputs[len(values) :]
         made.meta = {**self.meta, "val": (*values, *(part.meta["val"] for part in parts))}
         return [self._call(operator.getitem, made, k) for k in range(len(made.meta["val"]))]
-
-    def _added(self, total: fx.Node, part: fx.Node) -> fx.Node:
-        """Insert the addition of a slice's part to a sum, in the sum's dtype."""
-        dtype = total.meta["val"].dtype
-        if part.meta["val"].dtype is not dtype:
-            part = self._call(torch.ops.prims.convert_element_type.default, part, dtype)
-        return self._call(torch.ops.aten.add.Tensor, total, part)
 
     def _part(self, k: int, length: int) -> Any:
         value = self.node.meta["val"][k]
