@@ -85,7 +85,10 @@ def recorded(*, guarded: bool = True) -> Iterator[Traffic]:
         own = list(_kernels(nodes))
         code = codegen(self)
         called = [node.node.subgraph.graph for node in nodes if isinstance(node.node, ir.InvokeSubgraph)]
-        found.kernels[is_backward] = [*own, *(kernel for graph in called for kernel in _kernels(graph.scheduler.nodes))]
+        for graph in called:
+            with V.set_graph_handler(graph):  # by which sizes of buffers are found
+                own += _kernels(graph.scheduler.nodes)
+        found.kernels[is_backward] = own
         return code
 
     decisions = {
