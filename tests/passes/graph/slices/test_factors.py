@@ -144,7 +144,7 @@ def test_bfloat16_gradients_are_as_near_to_float64(function: Callable[..., Any],
 
 
 def test_a_loss_that_is_returned_twice() -> None:
-    """What comes in for both is added up before it reaches the slices."""
+    """The tangents of both are added up before they reach the slices."""
 
     def twice(hidden: Tensor, head: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         value = loss(hidden, head, labels)
