@@ -203,6 +203,7 @@ REPORTS: dict[str, Report] = {
     "scale_cpu.json": Report(scale.ScaleRow, scale.scale_table),
     "cuda_codegen.json": Report(cuda_codegen.CodegenRow, cuda_codegen.table, cuda_codegen.summary, _codegen_misses),
     "emitted.json": Report(emitted.EmittedRow, emitted.table, misses=_emitted_misses),
+    "emitted_slices.json": Report(emitted.EmittedRow, emitted.table, misses=_emitted_misses),
     "forecast_facts.json": Report(
         forecast_facts.ForecastRow, forecast_facts.table, forecast_facts.summary, _forecast_misses
     ),
