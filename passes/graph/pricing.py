@@ -157,9 +157,11 @@ def _groups(values: Sequence[Draft], steps: Sequence[Draft], buffers: Collection
             if runs_again:
                 again[source] |= (again[reader] or own) if passes_on else own
     in_several = {d for d in first if d.kernel == POINTWISE and d not in buffers and len(_large_sources(d)) > 1}
-    return tuple(
-        {d: (groups[d] if d in in_several else set()) or {d.depth} for d in groups} for groups in (first, again)
-    )
+
+    def found(groups: dict[Draft, set[int]]) -> Groups:
+        return {draft: groups[draft] if draft in in_several and groups[draft] else {draft.depth} for draft in groups}
+
+    return found(first), found(again)
 
 
 class _Reads:
