@@ -131,7 +131,7 @@ class PlannedOrder:
         between = [k for k in nearby if begin <= apart.place(k) <= end]
         if any(apart.place(k) <= together.place(both) for k in between if k.reads & both.writes):
             # Kernels in between have to wait as well, so that the order of the whole graph changes.
-            return self.limit_bytes is not None and together.levels().peak_bytes <= self.limit_bytes
+            return self.limit_bytes is not None and self.levels(joined).allow(together.levels())
         peak_bytes = together.peak_bytes([*between, both])
         if self.limit_bytes is not None:
             return self.levels(joined).before([*between, a, b]) + peak_bytes <= self.limit_bytes
@@ -166,11 +166,28 @@ class Levels:
 
     Attributes:
         bytes_before: For each kernel, in execution order, the bytes in use before it runs.
-        peak_bytes: The most bytes in use while a kernel runs.
+        peaks: For each kernel, the bytes in use while it runs.
     """
 
     bytes_before: Mapping[Kernel, int]
-    peak_bytes: int
+    peaks: Mapping[Kernel, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes in use while a kernel runs."""
+        return max(self.peaks.values())
+
+    def allow(self, other: Levels) -> bool:
+        """Returns whether each kernel of another order takes no more than a kernel at its place or before it takes in this one.
+
+        Bytes that are in use at the start and that nothing here is known to free, such as copies of weights, may die on the way:
+        then earlier kernels take more, compared with later ones, than these levels say.
+        """
+        highest_bytes, limits = 0, dict[str, int]()
+        for kernel, peak_bytes in self.peaks.items():
+            highest_bytes = max(highest_bytes, peak_bytes)
+            limits |= dict.fromkeys(kernel.nodes, highest_bytes)
+        return all(nbytes <= min(limits[name] for name in kernel.nodes) for kernel, nbytes in other.peaks.items())
 
     def before(self, kernels: Iterable[Kernel]) -> int:
         """The bytes in use before the first of `kernels`."""
@@ -218,7 +235,7 @@ class KernelGrouping:
         kernels = dict.fromkeys(self.kernel(node.get_name()) for node in self.order.nodes)
         found = list(self._levels_of(list(kernels)))
         before = {kernel: before_bytes for kernel, before_bytes, _ in found}
-        return Levels(before, max(peak_bytes for _, _, peak_bytes in found))
+        return Levels(before, {kernel: peak_bytes for kernel, _, peak_bytes in found})
 
     def _levels_of(self, kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, int, int]]:
         """Yields each kernel in order, with the bytes before it and while it runs, above those before the first of them."""

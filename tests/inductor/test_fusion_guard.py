@@ -88,17 +88,15 @@ def test_rises_of_the_second_pass_add_up() -> None:
         assert not keeps(found, *other)
 
 
+GELU_TWICE = ("h", "again"), ("again dy", "weight"), ("dy", "g"), ("h g", "gradient")
+"""GELU once more, the gradients of the weight and of GELU's result, and the gradient of its operand: reads and writes."""
+
+
 @pytest.mark.parametrize(("large", "is_allowed"), [(1699, False), (1700, True)])
 def test_in_the_second_pass_a_product_may_wait_for_a_fused_kernel(large: int, is_allowed: bool) -> None:
-    """GELU once more, and its gradient: the weight's gradient, which stands between them, comes after one kernel for both."""
-    nodes = [
-        Node(0, "primals_1", "x", is_extern=True),
-        Node(1, "x", "y", is_extern=True),
-        Node(2, "h", "again"),
-        Node(3, "again dy", "weight", is_extern=True),
-        Node(4, "dy", "g", is_extern=True),
-        Node(5, "h g", "gradient"),
-    ]
+    """The weight's gradient, which stands between GELU and its gradient, comes after one kernel for both."""
+    nodes = [Node(0, "primals_1", "x", is_extern=True), Node(1, "x", "y", is_extern=True)]
+    nodes += [Node(k, *names, is_extern=k in (3, 4)) for k, names in enumerate(GELU_TWICE, 2)]
     sizes = {"x": large, "y": 0, "again": 700, "weight": 100}
     assert not keeps(order(*nodes, returned="weight gradient", **sizes), 2, 5)
     found = in_second_pass(*nodes, returned="weight gradient", **sizes)
@@ -109,6 +107,15 @@ def test_in_the_second_pass_a_product_may_wait_for_a_fused_kernel(large: int, is
     kernels = [found[0].kernel(nodes[k]) for k in (0, 1, 3, 4)]
     assert together.in_order([*kernels, both]) == [*kernels[:2], kernels[3], both, kernels[2]]
     assert together.levels().peak_bytes == max(large, 1700)  # g, then both results, one of them in the place of g
+
+
+def test_a_product_does_not_wait_where_only_a_later_kernel_takes_as_much() -> None:
+    """By then, copies of weights may have died, of which the guard knows nothing."""
+    nodes = [Node(k, *names, is_extern=k in (1, 2)) for k, names in enumerate(GELU_TWICE)]
+    nodes += [Node(4, "primals_1", "x", is_extern=True), Node(5, "x", "y", is_extern=True)]
+    found = in_second_pass(*nodes, returned="weight gradient", x=9000, y=0, again=700, weight=100)
+    assert found[0].limit_bytes == 8100  # the inputs have died by then
+    assert not keeps(found, 0, 3)
 
 
 def test_a_kernel_writes_over_what_it_is_the_last_to_read() -> None:
