@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from compile_remat._torch.sizes import symbols_of
 from compile_remat._util.user_warnings import Said, held_warnings, warn_user
@@ -70,6 +71,11 @@ class _Attempt:
     variant: Variant
     outcome: Outcome
     said: tuple[Said, ...]
+
+
+def _is_at_once(variant: Variant) -> bool:
+    """Returns whether no product of a variant runs again in the backward."""
+    return all(product.at_once for product in variant.products)
 
 
 class _Pipeline:
@@ -142,7 +148,7 @@ class _Pipeline:
         if self._is_settled(whole.outcome):
             return self._checked(whole, "")
         if self.slices == AUTO and self._candidate(whole).is_met:
-            tried, _ = self._tried([whole], self.variants.at_once())
+            tried, _ = self._tried([whole], takewhile(_is_at_once, self.variants.at_once()))
             return self._checked(tried[self._best_of(tried)], "")
         tried, left = self._tried([whole] if self.slices == AUTO else [], self.variants.sliced())
         tried = tried or [whole]  # a number of slices leaves out the whole graph, unless no rows can be in slices

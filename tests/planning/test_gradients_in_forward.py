@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from compile_remat import Plan, PlanMismatchError, SlicedProduct, explain, measured_step, reports, reset_reports
 from compile_remat.passes import Status
-from compile_remat.planning.variants import Candidate, Variants, best_of
+from compile_remat.planning.variants import Candidate, Variant, Variants, best_of
 from compile_remat.runtime.process_state import clear_process_state
 from tests.planning.test_pipeline import LOGITS_BYTES, ROWS, WIDTH, WORDS, Head, inputs, plan_of
 
@@ -60,6 +61,14 @@ def test_they_are_tried_where_the_budget_is_met_by_recomputation(monkeypatch: py
     found = planned(0.6)
     assert [product.at_once for product in found.sliced] == [True] and found.time_ns < whole.time_ns
     assert not planned("max").sliced and not planned("64MiB").sliced
+    at_once = Variants.at_once
+
+    def with_another(self: Variants, *numbers: Any) -> Iterator[Variant]:
+        for variant in at_once(self, *numbers):
+            yield replace(variant, products=(*variant.products, SlicedProduct("addmm", 2)))
+
+    monkeypatch.setattr(Variants, "at_once", with_another)
+    assert not planned(0.6).sliced, "a product that runs again is sliced only to meet the budget"
     without_them(monkeypatch)
     assert not planned(0.6).sliced
 
