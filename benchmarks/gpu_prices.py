@@ -352,7 +352,8 @@ def _unnamed(work: Work) -> Work:
 
 
 REACH, TRIES = 1.5, 10
-"""A plan with as many products as were measured is looked for at budgets up to this factor away, so often at most."""
+"""The search for a plan with as many products as were measured tries at most `TRIES` budgets, which differ from the first
+plan's peak by a factor of at most `REACH`."""
 
 
 def launches_of(counts: Counts) -> Counter[str]:

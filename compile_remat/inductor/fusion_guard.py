@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -177,17 +178,22 @@ class Levels:
         """The most bytes in use while a kernel runs."""
         return max(self.peaks.values())
 
+    @cached_property
+    def limits(self) -> Mapping[str, int]:
+        """For each scheduler node, the most bytes in use while its kernel or one before it runs."""
+        highest_bytes, found = 0, dict[str, int]()
+        for kernel, peak_bytes in self.peaks.items():
+            highest_bytes = max(highest_bytes, peak_bytes)
+            found |= dict.fromkeys(kernel.nodes, highest_bytes)
+        return found
+
     def allow(self, other: Levels) -> bool:
-        """Returns whether each kernel of another order takes no more than a kernel at its place or before it takes in this one.
+        """Returns whether each kernel of another order takes no more than `limits` says for its nodes.
 
         Bytes that are in use at the start and that nothing here is known to free, such as copies of weights, may die on the way:
         then earlier kernels take more, compared with later ones, than these levels say.
         """
-        highest_bytes, limits = 0, dict[str, int]()
-        for kernel, peak_bytes in self.peaks.items():
-            highest_bytes = max(highest_bytes, peak_bytes)
-            limits |= dict.fromkeys(kernel.nodes, highest_bytes)
-        return all(nbytes <= min(limits[name] for name in kernel.nodes) for kernel, nbytes in other.peaks.items())
+        return all(nbytes <= min(self.limits[name] for name in kernel.nodes) for kernel, nbytes in other.peaks.items())
 
     def before(self, kernels: Iterable[Kernel]) -> int:
         """The bytes in use before the first of `kernels`."""

@@ -80,11 +80,11 @@ def watched(compiler: GraphCompiler) -> GraphCompiler:
     return compile_graph
 
 
-class PassBehind(CustomSchedulerPass):
-    """A pass over a scheduler's nodes before any fusion, which runs after the pass that was set before.
+class ChainedPass(CustomSchedulerPass):
+    """A pass over a scheduler's nodes, beside the pass that was set before.
 
     Args:
-        others: The pass that runs first; None if there is none.
+        others: The pass that was set before; None if there is none.
     """
 
     name: ClassVar[str]
@@ -99,6 +99,18 @@ class PassBehind(CustomSchedulerPass):
         ours = cls(others, *more)
         return ours if others is None or isinstance(others, CustomSchedulerPass) else ours.__call__
 
+    @abc.abstractmethod
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """Returns the nodes after this pass and `others`."""
+
+    def uuid(self) -> object:
+        """Identities of this pass and of `others` in the key of torch's graph cache."""
+        return self.name if self.others is None else (self.name, self.others.uuid())  # type: ignore[attr-defined]
+
+
+class PassBehind(ChainedPass):
+    """A pass before any fusion, which runs after the pass that was set before."""
+
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Returns the nodes in their new order."""
         before = list(nodes)
@@ -110,10 +122,6 @@ class PassBehind(CustomSchedulerPass):
     @abc.abstractmethod
     def reorder(self, nodes: list[Any]) -> list[Any]:
         """Returns the nodes in their new order, given the order that the earlier pass left."""
-
-    def uuid(self) -> object:
-        """Identities of this pass and of `others` in the key of torch's graph cache."""
-        return self.name if self.others is None else (self.name, self.others.uuid())  # type: ignore[attr-defined]
 
 
 class Watching(PassBehind):
@@ -156,7 +164,7 @@ class PlannedKernels(PassBehind):
         return move_kernels(nodes)
 
 
-class MoreFusions(PassBehind):
+class MoreFusions(ChainedPass):
     """Fuses kernels that the first pass of `fusion_guard` kept apart, where the graph's peak allows it."""
 
     name = "compile_remat: fused up to the peak"
@@ -165,10 +173,6 @@ class MoreFusions(PassBehind):
         """Returns the fused kernels; a pass that the user set runs after it, and sees them as the code will have them."""
         nodes = fuse_up_to_peak(nodes)
         return nodes if self.others is None else self.others(nodes)
-
-    def reorder(self, nodes: list[Any]) -> list[Any]:
-        """Returns the same nodes."""
-        return nodes
 
 
 def number_anew(nodes: list[Any]) -> None:

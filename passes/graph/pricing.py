@@ -189,12 +189,9 @@ class _Reads:
         groups = self.groups[draft]
         loads: list[tuple[Draft | str, int, Collection[int]]] = [(n, nbytes, groups) for n, nbytes in draft.input_reads]
         loads += [(source, source.nbytes, groups) for source in draft.sources if source in self.buffers]
-        if (
-            len(groups) > 1
-        ):  # an operand in registers loads for this node's own group; in the others its bytes stand for that
-            loads += [
-                (s, s.nbytes, set(groups) - {draft.depth}) for s in _large_sources(draft) if s not in self.buffers
-            ]
+        # An operand in registers loads for this node's own group; in the others its bytes stand for what it loads.
+        others = set(groups) - {draft.depth} if len(groups) > 1 else set[int]()
+        loads += [(s, s.nbytes, others) for s in _large_sources(draft) if s not in self.buffers]
         read_bytes = cached_bytes = 0
         for source, nbytes, depths in loads:
             unread = [depth for depth in depths if (source, depth) not in self.seen]
