@@ -17,7 +17,8 @@ from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
-from compile_remat._torch.delivery import inductor_lowering
+from compile_remat._torch.delivery import inductor_lowering as delivery_lowering
+from compile_remat._torch.offload import inductor_lowering as offload_lowering
 from compile_remat.inductor.draw_order import DrawsInTurn
 from compile_remat.inductor.early_backward import PartitionRecorder, with_early_backward
 from compile_remat.inductor.install import PARTITIONER_OPTION
@@ -60,7 +61,8 @@ def compile_with_partitioner(
         is_ordered: Returns whether the operators of a graph that draw from a generator have to run in the graph's order.
         rewrite: Called with each graph that is compiled for inference, after Inductor's passes over joint graphs.
     """
-    inductor_lowering.register()
+    delivery_lowering.register()
+    offload_lowering.register()
     compiler = inductor.compile_fx_inner
     if guarded:
         compiler = under_guard(compiler, fuses_more=fuses_more)

@@ -9,6 +9,7 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat.passes.graph.rewrite_list import apply
 from compile_remat.passes.graph.rewrites.contract import Context, Stage
+from compile_remat.passes.graph.rewrites.offload import offload_saved
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.snapshots import reading_snapshots, restore_forward
 from compile_remat.passes.problem.plan import Plan
@@ -46,4 +47,5 @@ def extract(
     with reading_snapshots(joint, frozenset(plan.saved)):
         modules = joint_graph.extract_modules(joint, handed, lambda backward: apply(Stage.EXTRACTED, backward, context))
     restore_forward(modules[0], joint)
+    offload_saved(*modules, plan.offloaded)
     return modules

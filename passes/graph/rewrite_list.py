@@ -1,7 +1,7 @@
 """The list of all rewrites, in the order in which they run.
 
-Not in the list: torch's own preparation of a joint graph (`as_in_torch`), and the search for slices (`slice_largest`), which makes
-another joint graph to plan instead of changing one.
+Not in the list: torch's own preparation of a joint graph (`as_in_torch`); the search for slices (`slice_largest`), which makes
+another joint graph to plan instead of changing one; and `offload_saved`, which changes a plan's forward and backward together.
 """
 
 from __future__ import annotations

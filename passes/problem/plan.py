@@ -49,6 +49,21 @@ class SlicedProduct:
 
 
 @dataclass(frozen=True)
+class Offloaded:
+    """A saved value that waits for the backward in host memory.
+
+    Attributes:
+        name: The value's node in the joint graph.
+        release_before: The node of the forward before which the value's memory is free again; empty for the forward's end.
+        fetch_before: The node of the backward before which the value's memory is taken again; empty for the value's first reader.
+    """
+
+    name: str
+    release_before: str = ""
+    fetch_before: str = ""
+
+
+@dataclass(frozen=True)
 class Plan(Viewable):
     """A choice of values to save; the backward recomputes the other values that it reads.
 
@@ -77,6 +92,7 @@ class Plan(Viewable):
         simulations: Number of plans tried in the search: the deterministic measure of the planner's work.
         written: Steps that the backward's graph marks as written to memory, see `Assumptions`.
         sliced: Products computed in slices of rows; the other names are those of the graph that has these slices.
+        offloaded: Saved values that wait for the backward in host memory.
         plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None if not asked for.
         pictures: Draws the plan; None for a plan read from JSON, whose totals alone are known.  Not part of the plan's JSON.
     """
@@ -101,6 +117,7 @@ class Plan(Viewable):
     least_peak_bytes: int = 0
     sliced: tuple[SlicedProduct, ...] = ()
     written: tuple[str, ...] = ()
+    offloaded: tuple[Offloaded, ...] = ()
     saving_time_ns: int = 0
     plain_time_ns: int | None = field(default=None, compare=False)
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
@@ -250,4 +267,4 @@ class Plan(Viewable):
         if data.get(NARROWED, []) != []:
             raise ValueError('it saves values in fewer bits (narrow="auto"), which is no longer supported')
         fields = {FORMER.get(name, name): item for name, item in data.items() if name not in ("schema", NARROWED)}
-        return json_values.read_as(Plan, {"written": [], **fields})  # older files have no such field
+        return json_values.read_as(Plan, {"written": [], "offloaded": [], **fields})  # older files have no such fields

@@ -1,0 +1,221 @@
+"""Training while saved tensors wait on the host, by a pinned plan: the plan's own gradients, its peak, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import compile_remat
+from compile_remat._torch.offload import offload_ops
+from compile_remat._torch.offload.host_memory import MAPPED
+from compile_remat._torch.offload.streams import Direction, ThreadStreams, streams_replaced
+from compile_remat.device.measure import peak_bytes
+from compile_remat.passes import Plan
+from tests.threads import run_at_once
+
+pytestmark = pytest.mark.usefixtures("own_caches")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def delayed() -> Iterator[None]:
+    """Each copy starts late, by a random time: a kernel that does not wait for it computes with other numbers."""
+    streams, draw = ThreadStreams(), random.Random(0)
+    for direction in Direction:
+        streams.engine(CPU, direction).before_copy = lambda: time.sleep(draw.random() / 100)
+    with streams_replaced("cpu", streams):
+        yield
+        streams.drain()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.functional.silu(layer(x))
+        return x.mean((2, 3))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.view(4, 64, 4, 16).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(4, 64, 64))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "blocks": lambda: (nn.Sequential(*[Block(32) for _ in range(3)]), torch.randn(128, 32)),
+    "convolutions": lambda: (Convolutions(), torch.randn(4, 8, 16, 16)),
+    "attention": lambda: (nn.Sequential(Attention(), Attention()), torch.randn(4, 64, 64)),
+}
+
+
+class Pinned:
+    """A model under a pinned plan, of which a test moves saved values to the host."""
+
+    def __init__(self, name: str, folder: Path, compiler: str = "inductor", memory_budget: Any = 0.9) -> None:
+        torch.manual_seed(0)
+        self.model, self.given = MODELS[name]()
+        self.folder, self.compiler, self.memory_budget = folder, compiler, memory_budget
+        compile_remat.explain(self.model, self.given, **self.settings)
+        (self.path,) = folder.glob("*.plan.json")
+        self.saved = self.plan.saved
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"memory_budget": self.memory_budget, "plan_dir": str(self.folder), "compiler": self.compiler}
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.from_json(self.path.read_text())
+
+    def offload(self, *names: str) -> None:
+        stored = json.loads(self.path.read_text())
+        places = [{"name": name, "release_before": "", "fetch_before": ""} for name in names]
+        self.path.write_text(json.dumps({**stored, "offloaded": places}))
+        torch.compiler.reset()
+
+    def compiled(self) -> Callable[[Tensor], Tensor]:
+        compiled: Any = torch.compile(self.model, backend="remat", options=compile_remat.options(**self.settings))
+        return compiled  # type: ignore[no-any-return]
+
+    def gradients(self, call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        self.model.zero_grad()
+        call(self.given).square().sum().backward()
+        return [parameter.grad.clone() for parameter in self.model.parameters()]  # type: ignore[union-attr]
+
+
+def equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def step_bytes(pinned: Pinned, call: Callable[[Tensor], Tensor]) -> int:
+    """Measured peak of forward and backward."""
+    pinned.gradients(call)
+    pinned.model.zero_grad()
+    tangent = torch.ones_like(call(pinned.given))
+    return peak_bytes(lambda: call(pinned.given).backward(tangent), "cpu").peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "compiler"),
+    [
+        ("blocks", "eager"),
+        ("attention", "eager"),
+        pytest.param("attention", "inductor", marks=pytest.mark.proof),
+        pytest.param("blocks", "inductor", marks=pytest.mark.full),
+        pytest.param("convolutions", "inductor", marks=pytest.mark.full),
+    ],
+)
+def test_gradients_are_those_of_the_same_plan_that_keeps_all(
+    name: str, compiler: str, tmp_path: Path, delayed: None
+) -> None:
+    pinned = Pinned(name, tmp_path, compiler)
+    expected = pinned.gradients(pinned.compiled())
+    assert not pinned.plan.offloaded
+    pinned.offload(*pinned.saved)
+    assert len(pinned.plan.offloaded) >= 3
+    call = pinned.compiled()
+    for _ in range(3):
+        assert equal(pinned.gradients(call), expected)
+
+
+@pytest.mark.proof
+def test_the_measured_peak_falls_and_is_the_reported_one(tmp_path: Path) -> None:
+    pinned = Pinned("blocks", tmp_path)
+    call = pinned.compiled()
+    before = step_bytes(pinned, call), compile_remat.reports()[-1].scheduled_peak_bytes
+    pinned.offload(*[name for name in pinned.saved if name.startswith("mul")][:1])
+    call = pinned.compiled()
+    after = step_bytes(pinned, call), compile_remat.reports()[-1].scheduled_peak_bytes
+    assert before[1] is not None and after[1] is not None
+    assert before[1] - after[1] == before[0] - after[0] > 0
+
+
+def test_two_forwards_before_two_backwards(tmp_path: Path, delayed: None) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager")
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    expected = pinned.gradients(call)
+    first, second = call(pinned.given).square().sum(), call(pinned.given).square().sum()
+    for loss in (first, second):
+        pinned.model.zero_grad()
+        loss.backward()
+        assert equal([parameter.grad for parameter in pinned.model.parameters()], expected)  # type: ignore[misc]
+
+
+def test_a_second_backward_of_one_forward(tmp_path: Path, delayed: None) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager")
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    loss = call(pinned.given).square().sum()
+    parameters = list(pinned.model.parameters())
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    second = torch.autograd.grad(loss, parameters)
+    torch.compiler.reset()
+    assert equal(list(first), list(second)) and equal(list(first), pinned.gradients(pinned.compiled()))
+
+
+def test_threads_train_at_once(tmp_path: Path, delayed: None) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager")
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    expected = pinned.gradients(call)
+    parameters = list(pinned.model.parameters())
+
+    def train() -> None:
+        for _ in range(5):
+            assert equal(list(torch.autograd.grad(call(pinned.given).square().sum(), parameters)), expected)
+
+    run_at_once(train, train, train)
+
+
+def test_nothing_is_left_of_a_forward_without_a_backward_and_of_one_that_raises(tmp_path: Path) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager")
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    expected = pinned.gradients(call)
+    gc.collect()
+    before = len(offload_ops._transfers), MAPPED.live_bytes
+    call(pinned.given)
+    hook = pinned.model.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pinned.model(call(pinned.given))
+    hook.remove()
+    gc.collect()
+    assert (len(offload_ops._transfers), MAPPED.live_bytes) == before == (0, 0)
+    assert equal(pinned.gradients(call), expected)
+
+
+def test_under_hooks_of_saved_tensors(tmp_path: Path, delayed: None) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager")
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    expected = pinned.gradients(call)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        assert equal(pinned.gradients(call), expected)
