@@ -67,7 +67,7 @@ from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.partitioning.joint_split import partition as partition
 from compile_remat.partitioning.partitioner import RematPartitioner, hash_of_plans, sources_hash
-from compile_remat.planning.settings import place_of, settings_for
+from compile_remat.planning.settings import offloads, place_of, settings_for
 from compile_remat.report_table import Reports as Reports
 from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
@@ -206,7 +206,7 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     builder, target = _on_device(model, settings)
     if "batch" not in builder.sizes():
         raise ConfigError(f"batch: the builder {builder.name} takes none, so no largest batch can be searched.")
-    target = replace(target, estimate=True, budget=MemoryBudget("auto"), slices="off")
+    target = replace(target, estimate=True, budget=MemoryBudget("auto"), slices="off", offload="off")
     found = forecast(builder, target, needs_max_batch=True).largest_batch
     if found is None:
         raise ConfigError(
@@ -257,7 +257,7 @@ def plan_rank(
     warn_of_settings_left_aside("plan_rank", settings)
     layout = MeshLayout.parse(mesh, shard, reshard_after_forward, node_size, param_dtype, reduce_dtype)
     builder, target = _on_device(model, settings)
-    return forecast_rank(builder, replace(target, gradients="end", slices="off"), layout, network)
+    return forecast_rank(builder, replace(target, gradients="end", slices="off", offload="off"), layout, network)
 
 
 def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
@@ -291,6 +291,8 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
         config.slices,
         config.inputs,
         estimate,
+        "auto" if offloads(config) else "off",
+        config.host_memory.of(0) if config.host_memory.kind == "bytes" else None,
     )
 
 

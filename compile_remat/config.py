@@ -230,6 +230,9 @@ class RematConfig:
         oom_retry: number of times that a graph that runs out of memory is planned again, 0 to 3 (default 1).
         slices: number of slices in which the rows of the largest temporaries are computed: `off` (default), `auto` for as many as
             the budget needs, or a number.
+        offload: `off` (default) or `auto`: saved tensors wait in host memory where that is faster than to recompute them.
+        host_memory: bytes, or a percentage of the host's free memory (default 25%) that `offload` may take; of a percentage,
+            each process of a node takes its part.
         inputs: `as_plain` (default): the backward reads from outside of its graph only the tensors that plain torch.compile's
             backward reads; `constant`: no tensor that the graph reads from outside changes until its backward has run.
         joint_passes: callables that rewrite the joint graph before it is planned, or None; each is called with that FX graph,
@@ -263,6 +266,8 @@ class RematConfig:
     gradients: str = _row(_choice("end", "early"), "end")
     oom_retry: int = _row(_up_to(3), 1)
     slices: str | int = _row(_slices, cast("str | int", "off"))
+    offload: str = _row(_choice("off", "auto"), "off")
+    host_memory: Reserve = _row(Reserve.parse, Reserve("percent", 25))
     inputs: str = _row(_choice("as_plain", "constant"), "as_plain")
     joint_passes: tuple[UserPass, ...] | None = _row(_passes, cast("tuple[UserPass, ...] | None", None))
     narrow: str = _row(_choice("off", "auto"), "off")

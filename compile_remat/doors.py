@@ -13,6 +13,8 @@ WITHOUT_DEVICE = RUNS_NO_STEP | dict.fromkeys(
     ("compiler", "joint_passes", "mode", "plan_dir"), "it plans for a device that need not be here"
 )
 
+OFFLOAD = ("offload", "host_memory")
+
 LEFT_ASIDE = {
     "explain": RUNS_NO_STEP,
     "plan": RUNS_NO_STEP,
@@ -20,12 +22,15 @@ LEFT_ASIDE = {
     | dict.fromkeys(
         ("memory_budget", "capacity", "reserve", "optimizer_state", "plan_dir"), "it shows plans for every budget"
     )
-    | {"slices": "its plans are of the whole graph", "compiler": "its plans are not lowered"},
+    | {"slices": "its plans are of the whole graph", "compiler": "its plans are not lowered"}
+    | dict.fromkeys(OFFLOAD, "its plans keep all saved tensors on the device"),
     "plan by name": WITHOUT_DEVICE,
     "largest_batch": WITHOUT_DEVICE
-    | {"memory_budget": "it takes all that the device has left", "slices": "it plans whole graphs"},
+    | {"memory_budget": "it takes all that the device has left", "slices": "it plans whole graphs"}
+    | dict.fromkeys(OFFLOAD, "its plans keep all saved tensors on the device"),
     "plan_rank": WITHOUT_DEVICE
-    | {"slices": "it plans whole graphs", "gradients": "its gradients leave at the backward's end"},
+    | {"slices": "it plans whole graphs", "gradients": "its gradients leave at the backward's end"}
+    | dict.fromkeys(OFFLOAD, "its plans keep all saved tensors on the device"),
     "install": {
         "instances": "each graph has the whole budget for itself",
         "oom_retry": "a step that runs out of memory does not run again",

@@ -26,6 +26,8 @@ def options(
     gradients: Literal["end", "early"] | None = None,
     oom_retry: int | None = None,
     slices: Literal["off", "auto"] | int | None = None,
+    offload: Literal["off", "auto"] | None = None,
+    host_memory: str | int | None = None,
     inputs: Literal["as_plain", "constant"] | None = None,
     joint_passes: Callable[[Any], object] | Sequence[Callable[[Any], object]] | None = None,
     narrow: Literal["off", "auto"] | None = None,
@@ -56,6 +58,8 @@ def options(
         gradients: "end" (the default), or "early": each gradient leaves the backward when it is made, for hooks that free it.
         oom_retry: Number of times that a graph that runs out of memory is planned again, 0 to 3; by default 1.
         slices: Number of slices in which rows of huge temporaries are computed; "off" (the default) or "auto".
+        offload: "off" (the default), or "auto": saved tensors wait in host memory where that is faster than to recompute them.
+        host_memory: A size, or a share of the host's free memory ("25%", the default), for "offload".
         inputs: "as_plain" (the default), or "constant": no tensor that the graph reads changes until its backward has run.
         joint_passes: Passes of your own, each called with the joint ``fx.Graph`` before it is planned.
         narrow: Does nothing, and goes with the next version.

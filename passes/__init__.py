@@ -14,6 +14,7 @@ __all__ = [  # noqa: F405
     "BufferFacts",
     "GraphFacts",
     "KernelFacts",
+    "Link",
     "LiveBuffer",
     "NodeFacts",
     "NodeTable",

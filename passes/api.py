@@ -25,6 +25,7 @@ from compile_remat.passes.problem.problem import Origin as Origin
 from compile_remat.passes.problem.problem import Problem as Problem
 from compile_remat.passes.problem.problem import Step as Step
 from compile_remat.passes.problem.problem import Value as Value
+from compile_remat.passes.search.offload.link import Link as Link
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plain_time import plain_time_ns as plain_time_ns

@@ -184,6 +184,8 @@ def test_defaults() -> None:
         "gradients": "end",
         "oom_retry": "1",
         "slices": "off",
+        "offload": "off",
+        "host_memory": "25%",
         "inputs": "as_plain",
         "joint_passes": "None",
         "narrow": "off",

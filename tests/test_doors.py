@@ -38,6 +38,8 @@ CHANGED: dict[str, Any] = {
     "gradients": "early",
     "oom_retry": 2,
     "slices": "auto",
+    "offload": "auto",
+    "host_memory": "64MiB",
     "inputs": "constant",
     "joint_passes": (print,),
     "narrow": "auto",

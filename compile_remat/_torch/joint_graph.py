@@ -354,6 +354,11 @@ def _never(node: fx.Node) -> bool:
     return False
 
 
+def has_symbolic_sizes(joint: Joint) -> bool:
+    """Returns whether a node of the graph is a size that a call decides."""
+    return any(map(is_sym_node, joint.module.graph.nodes))
+
+
 def extract_modules(
     joint: Joint, saved: Iterable[fx.Node], rewrite: Callable[[fx.GraphModule], object] | None = None
 ) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -75,11 +75,17 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `explain`."""
     add_arguments(parser)
     _add_slices(parser)
+    _add_offload(parser)
     _add_traces(parser)
 
 
 def _add_slices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slices", metavar="off|auto|N", help="rows of huge temporaries in slices (default off)")
+
+
+def _add_offload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--offload", choices=("off", "auto"), help="saved tensors wait in host memory (default off)")
+    parser.add_argument("--host-memory", metavar="SIZE", help="the most that they may take there (default no limit)")
 
 
 def _add_traces(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +97,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `plan`."""
     add_arguments(parser, has_devices=True)
     _add_slices(parser)
+    _add_offload(parser)
     parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
     _add_traces(parser)
     parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
@@ -255,6 +262,7 @@ def print_forecast(found: Forecast) -> None:
         *_gradient_rows(found),
         *zip(("  lowest reachable peak", "    peak bound"), floor_parts(found.floor_bytes, plan), strict=False),
         *([("rows in slices", plan.slices_text)] if plan.sliced else []),
+        *([("on the host", plan.offload_text)] if plan.offloaded else []),
         ("sum", format_bytes(found.total_bytes)),
         ("the step's peak is in", found.peak_moment),
     ]
@@ -340,6 +348,8 @@ def _checked(arguments: argparse.Namespace) -> dict[str, Any]:
         "inputs": arguments.inputs,
         "estimate": arguments.estimate,
         "slices": parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
+        "offload": getattr(arguments, "offload", None) or "off",
+        "host_bytes": parsed("capacity", getattr(arguments, "host_memory", None) or "none", "--host-memory"),
     }
 
 

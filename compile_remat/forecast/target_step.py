@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +19,10 @@ from compile_remat.errors import RematError
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, refuse, trace
-from compile_remat.passes import Planner, Problem
+from compile_remat.passes import Link, Planner, Problem
 from compile_remat.planning.joint_problem import PlanContext, PreparedGraph, prepare
 from compile_remat.planning.request import Fit
-from compile_remat.planning.settings import SLICES, Settings
+from compile_remat.planning.settings import SLICES, Settings, host_link
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Target:
         gradients: The setting: `end` or `early`.
         slices: The setting: `off`, `auto` or a number.
         inputs: The setting: `as_plain` or `constant`.
+        offload: The setting: `off` or `auto`.
+        host_bytes: Bytes of host memory for it; None for no limit.
         time_limit: Work of one search for a plan, in counted seconds; None for a limit by the size of the graph.
         estimate: True to plan by rules even if the plan's graphs could be lowered (`lowering`).
     """
@@ -50,6 +53,8 @@ class Target:
     slices: str | int = "off"
     inputs: str = "as_plain"
     estimate: bool = False
+    offload: str = "off"
+    host_bytes: int | None = None
 
     def figures(self) -> Device:
         """Returns the figures of the device."""
@@ -74,7 +79,15 @@ class Target:
             is_here=figures.name == "cpu",
             slices=self.slices if isinstance(self.slices, int) else SLICES[self.slices],
             inputs_are_constant=self.inputs == "constant",
+            link=self.link,
         )
+
+    @property
+    def link(self) -> Link | None:
+        """Returns the way to host memory; None to move nothing, with a warning if the device's bandwidth is not known."""
+        if self.offload == "off":
+            return None
+        return host_link(self.figures(), sys.maxsize if self.host_bytes is None else self.host_bytes)
 
 
 WITHOUT_TF32 = (
@@ -148,7 +161,7 @@ def ready_on(
         refuse(0, traced.name)
     if prepared.late:
         raise RematError(f"gradients = early is off for this model: {prepared.late}")
-    return Ready(prepared, Planner(prepared.problem, target.time_limit), traced.input_bytes)
+    return Ready(prepared, Planner(prepared.problem, target.time_limit, link=target.link), traced.input_bytes)
 
 
 def context_of(traced: Traced, target: Target, **facts: Any) -> PlanContext:

@@ -103,7 +103,15 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have. {DELETE}") from None
     except ValueError as error:
         raise PlanMismatchError(f"{path} does not fit this graph: {error}. {DELETE}") from None
-    plan = replace(plan, problem_key=key, status=Status.REPLAYED, written=stored.written, offloaded=stored.offloaded)
+    plan = replace(
+        plan,
+        problem_key=key,
+        status=Status.REPLAYED,
+        written=stored.written,
+        offloaded=stored.offloaded,
+        offloaded_bytes=stored.offloaded_bytes,
+        stall_time_ns=stored.stall_time_ns,
+    )
     if budget_bytes is None or plan.is_feasible:
         return ChosenPlan(plan)
     peak, budget = in_one_unit(plan.peak_bytes, budget_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compile_remat.passes import Planner, Problem
+from compile_remat.passes import Link, Planner, Problem
 from compile_remat.passes.problem.work_budget import CLOCK
 
 KEPT = 2
@@ -26,13 +26,18 @@ class Searches:
         return (Searches, ())
 
     def planner(
-        self, problem: Problem, work_seconds: float | None, is_over: Callable[[], bool] | None = None
+        self,
+        problem: Problem,
+        work_seconds: float | None,
+        is_over: Callable[[], bool] | None = None,
+        link: Link | None = None,
     ) -> Planner:
-        """Returns a kept planner with the same problem and work limit whose search no clock has ended; else a new `Planner`."""
-        known = (each for each in self._kept if each.work_seconds == work_seconds and each.problem == problem)
+        """Returns a kept planner of the same problem, work limit and link whose search no clock has ended; else a new one."""
+        same = (each for each in self._kept if (each.work_seconds, each.link) == (work_seconds, link))
+        known = (each for each in same if each.problem == problem)
         planner = next((each for each in known if CLOCK not in each.ends), None)
         if planner is None:
-            planner = Planner(problem, work_seconds, is_over)
+            planner = Planner(problem, work_seconds, is_over, link=link)
         planner.work.is_over = is_over
         self._kept = [planner, *(each for each in self._kept if each is not planner)][:KEPT]
         return planner

@@ -14,9 +14,11 @@ from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf
+from compile_remat._util.host import host_free_bytes
 from compile_remat._util.size_range import Sizes
+from compile_remat._util.units import format_bytes
 from compile_remat._util.user_pass import UserPass
-from compile_remat.budget import MemoryBudget
+from compile_remat.budget import MemoryBudget, Reserve
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import (
     CostModel,
@@ -30,14 +32,19 @@ from compile_remat.cost_models import (
     tf32_kinds,
 )
 from compile_remat.device import free_memory
-from compile_remat.errors import ConfigError, RematError
+from compile_remat.errors import ConfigError, RematError, warn
+from compile_remat.inductor.inductor_options import mode_options
 from compile_remat.inductor.workspace import node_workspace_bytes
+from compile_remat.passes import Link
 from compile_remat.planning import op_timing
 from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.ranks.agreement import Agreement, agreed_again
 from compile_remat.ranks.wrappers import held_by_running
 
 LOG = logging.getLogger("compile_remat")
+
+MOVES_NOTHING = "offload = auto moves nothing: "
+"""Prefix of a warning; the reason follows."""
 
 SLICES = {"off": 1, "auto": 0}
 """Values of `Settings.slices` for the words of the option `slices`."""
@@ -63,6 +70,7 @@ class Settings:
             reads only those inputs that the backward of plain torch.compile reads.
         expandable: True if torch's CUDA allocator has expandable segments.
         joint_passes: Passes of the user on the joint graph.
+        link: The way to host memory for saved tensors; None to move nothing.
         plain_bytes: The largest peak of plain torch.compile in this process so far; set only if the budget is a fraction.
     """
 
@@ -82,6 +90,7 @@ class Settings:
     inputs_are_constant: bool = False
     expandable: bool = field(default_factory=free_memory.has_expandable_segments)
     joint_passes: tuple[UserPass, ...] = ()
+    link: Link | None = None
 
     @property
     def can_be_cached(self) -> bool:
@@ -161,8 +170,69 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
         inputs_are_constant=config.inputs == "constant",
         joint_passes=config.joint_passes or (),
+        link=link_of(config, device),
     )
     return with_plain_bytes(settings)
+
+
+def link_of(config: RematConfig, device: Device) -> Link | None:
+    """Returns the way to host memory; None with ``offload = off``, and, with a warning, where nothing can be moved.
+
+    Raises:
+        ConfigError: `host_memory` is more than the host has free.
+    """
+    if not offloads(config):
+        return None
+    reason = _why_nothing_moves(config)
+    if reason:
+        warn(f"{MOVES_NOTHING}{reason}")
+        return None
+    return host_link(device, host_bytes(config.host_memory))
+
+
+def offloads(config: RematConfig) -> bool:
+    """Returns whether `offload` is on; warns of a `host_memory` that does nothing as it is not."""
+    is_on = config.offload != "off"
+    if not is_on and config.host_memory != RematConfig.host_memory:
+        warn("host_memory does nothing: offload is off")
+    return is_on
+
+
+def _why_nothing_moves(config: RematConfig) -> str:
+    if config.gradients == "early":
+        return "it is not available with gradients = early yet"
+    if config.slices != "off":
+        return "it is not available with slices yet"
+    if config.mode is not None and any("cudagraph" in name for name, on in mode_options(config.mode).items() if on):
+        return f"under CUDA graphs (mode = {config.mode}) copies of the host cannot be replayed"
+    return ""
+
+
+def host_link(device: Device, most_bytes: int) -> Link | None:
+    """Returns the link of a device to its host; warns and returns None if its bandwidth is not known."""
+    bytes_per_s = device.host_bandwidth_bytes_per_s
+    if bytes_per_s is None:
+        warn(f"{MOVES_NOTHING}the bandwidth between {device.name} and the host is not known")
+        return None
+    return Link(bytes_per_s, bytes_per_s, most_bytes)
+
+
+def host_bytes(share: Reserve) -> int:
+    """Returns the bytes of host memory that this process may take.
+
+    Raises:
+        ConfigError: They are more than the host has free, or a percentage of memory that the system does not report.
+    """
+    free_bytes = host_free_bytes()
+    if free_bytes is None:
+        if share.kind == "percent":
+            raise ConfigError("host_memory = a percentage: this system does not report its free memory; give a size.")
+        return share.of(0)
+    if share.kind == "percent":
+        return share.of(free_bytes) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if share.of(0) > free_bytes:
+        raise ConfigError(f"host_memory = {share}: the host has {format_bytes(free_bytes)} free.")
+    return share.of(0)
 
 
 def without_identity(passes: Iterable[UserPass]) -> list[str]:

@@ -92,7 +92,9 @@ class Plan(Viewable):
         simulations: Number of plans tried in the search: the deterministic measure of the planner's work.
         written: Steps that the backward's graph marks as written to memory, see `Assumptions`.
         sliced: Products computed in slices of rows; the other names are those of the graph that has these slices.
-        offloaded: Saved values that wait for the backward in host memory.
+        offloaded: Saved values that wait for the backward in host memory, in the order in which it fetches them.
+        offloaded_bytes: Bytes of these values.
+        stall_time_ns: Estimated time by which their copies prolong the step.
         plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None if not asked for.
         pictures: Draws the plan; None for a plan read from JSON, whose totals alone are known.  Not part of the plan's JSON.
     """
@@ -118,6 +120,8 @@ class Plan(Viewable):
     sliced: tuple[SlicedProduct, ...] = ()
     written: tuple[str, ...] = ()
     offloaded: tuple[Offloaded, ...] = ()
+    offloaded_bytes: int = 0
+    stall_time_ns: int = 0
     saving_time_ns: int = 0
     plain_time_ns: int | None = field(default=None, compare=False)
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
@@ -129,8 +133,8 @@ class Plan(Viewable):
 
     @property
     def time_ns(self) -> int:
-        """Estimated time of the step: its kernels, the recomputed values, and the traffic of saving."""
-        return self.once_time_ns + self.recompute_time_ns + self.saving_time_ns
+        """Estimated time of the step: its kernels, the recomputed values, the traffic of saving, and waiting for copies."""
+        return self.once_time_ns + self.recompute_time_ns + self.saving_time_ns + self.stall_time_ns
 
     @property
     def base(self) -> BaseStep:
@@ -158,6 +162,14 @@ class Plan(Viewable):
     def slices_text(self) -> str:
         """Text: the sliced products with their numbers of slices; empty if there is none."""
         return ("; " if any(product.at_once for product in self.sliced) else ", ").join(map(str, self.sliced))
+
+    @property
+    def offload_text(self) -> str:
+        """Text: bytes and number of the values that wait on the host, and the time of their copies; empty if there is none."""
+        if not self.offloaded:
+            return ""
+        moved = f"{format_bytes(self.offloaded_bytes)} in {len(self.offloaded)} tensors"
+        return f"{moved}; their copies prolong the step by {format_time(self.stall_time_ns)}"
 
     def peak_bound_text(self, unit: str = "", floor_bytes: int | None = None) -> str:
         """Text: the peak bound, as proven, and the gap to the lowest peak that was found, if that is given."""
@@ -192,6 +204,8 @@ class Plan(Viewable):
         ]
         if self.sliced:
             rows.append(("slices", self.slices_text))
+        if self.offloaded:
+            rows.append(("on the host", self.offload_text))
         if self.least_peak_bytes:
             rows.append(("peak bound", self.peak_bound_text(unit)))
         lines = [f"  {name:<15} {text}" for name, text in rows]
@@ -267,4 +281,6 @@ class Plan(Viewable):
         if data.get(NARROWED, []) != []:
             raise ValueError('it saves values in fewer bits (narrow="auto"), which is no longer supported')
         fields = {FORMER.get(name, name): item for name, item in data.items() if name not in ("schema", NARROWED)}
-        return json_values.read_as(Plan, {"written": [], "offloaded": [], **fields})  # older files have no such fields
+        return json_values.read_as(
+            Plan, {"written": [], "offloaded": [], "offloaded_bytes": 0, "stall_time_ns": 0, **fields}
+        )  # older files have no such fields

@@ -13,12 +13,15 @@ import numpy as np
 from compile_remat.passes.memory.candidate_plan import Candidate, candidate
 from compile_remat.passes.memory.plan_timeline import timeline_of
 from compile_remat.passes.memory.simulator import Bools
+from compile_remat.passes.memory.step_curve import StepCurve, curve_of
 from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.validation import check
 from compile_remat.passes.problem.work_budget import WorkBudget, limit_seconds, units_of
 from compile_remat.passes.search.min_peak import MinimumPeak
+from compile_remat.passes.search.offload.choice import with_offload
+from compile_remat.passes.search.offload.link import Link
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.recursive import Recursion
@@ -39,6 +42,7 @@ class Planner:
         is_over: Returns True to stop at once, before the limit; see `WorkBudget`.
         options: Options of the search.
         archive: Keeps the best of all plans tried; None to keep none.
+        link: The way to host memory, for plans within a budget; None to move nothing.
 
     Raises:
         ValueError: The problem is empty or cyclic, see `validation.check`.
@@ -54,9 +58,10 @@ class Planner:
         is_over: Callable[[], bool] | None = None,
         options: SearchOptions = DEFAULT,
         archive: ParetoArchive | None = None,
+        link: Link | None = None,
     ) -> None:
         check(problem)
-        self.problem, self.work_seconds, self.options = problem, work_seconds, options
+        self.problem, self.work_seconds, self.options, self.link = problem, work_seconds, options, link
         nodes = len(problem.values) + len(problem.steps)
         self.work = WorkBudget(units_of(limit_seconds(nodes, work_seconds)), is_over)
         self.search = search = Search(problem, self.work, options, archive)
@@ -79,7 +84,7 @@ class Planner:
         return self._twin(self.problem, archive)
 
     def _twin(self, problem: Problem, archive: ParetoArchive | None) -> Planner:
-        other = Planner(problem, self.work_seconds, self.work.is_over, self.options, archive)
+        other = Planner(problem, self.work_seconds, self.work.is_over, self.options, archive, self.link)
         other.work.ends = self.work.ends
         return other
 
@@ -120,21 +125,29 @@ class Planner:
             with self.work.search():
                 found = self._within(budget_bytes, once=once)
                 self._found[budget_bytes, once] = found if once else self._near_known(found, budget_bytes)
+            if self.link is not None and not once:
+                self._found[budget_bytes, once] = self._moving(self.link, budget_bytes)
         return self._found[budget_bytes, once]
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
+        found = self.saved_within(budget_bytes)
+        if found is not None:
+            return self.plan_of(found, budget_bytes)
+        low = self._low(budget_bytes, once=once)
+        best = [c for c in low if c.peak_bytes <= budget_bytes]
+        return self._plan_of(
+            min(best, key=lambda c: c.time_ns) if best else min(low, key=lambda c: c.peak_bytes), budget_bytes
+        )
+
+    def saved_within(self, budget_bytes: int) -> Bools | None:
+        """Mask of the values that the fastest plan found within the budget saves; None if only the lowest plans may fit."""
         is_in_reach = budget_bytes >= self.search.least_peak_bytes
         masks = self.search.candidates(budget_bytes) if is_in_reach else []
         feasible = [m for m in masks if self.search.peak(m) <= budget_bytes]
-        if feasible:
-            fastest = min(feasible, key=self.search.time)
-            improved = self.search.improved(fastest, budget_bytes)
-            return self.plan_of(self.search.settled(improved, budget_bytes), budget_bytes)
-        found = self._low(budget_bytes, once=once)
-        best = [c for c in found if c.peak_bytes <= budget_bytes]
-        return self._plan_of(
-            min(best, key=lambda c: c.time_ns) if best else min(found, key=lambda c: c.peak_bytes), budget_bytes
-        )
+        if not feasible:
+            return None
+        fastest = min(feasible, key=self.search.time)
+        return self.search.settled(self.search.improved(fastest, budget_bytes), budget_bytes)
 
     def _near_known(self, found: Plan, budget_bytes: int) -> Plan:
         """The fastest fitting plan of a local search from the observed plans, if faster than `found` or if that is OVER_BUDGET."""
@@ -146,6 +159,14 @@ class Planner:
         plan = self._plan_of(best, budget_bytes)
         is_faster = plan.extra_time_ns < found.extra_time_ns
         return plan if is_faster or found.status is Status.OVER_BUDGET else found
+
+    def _moving(self, link: Link, budget_bytes: int) -> Plan:
+        """The plan within the budget with saved values on the host, if that is faster than the known one, or alone is within it."""
+        return with_offload(self, budget_bytes, link, self._found[budget_bytes, False])
+
+    def curve(self, saved: Bools) -> StepCurve:
+        """The step along time of the plan that saves the values in a mask, and computes no value three times."""
+        return curve_of(self._once(saved))
 
     def _low(self, budget_bytes: int, *, once: bool) -> list[Candidate]:
         """Plans of nearly the lowest peak, at least one."""

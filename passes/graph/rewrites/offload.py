@@ -27,6 +27,7 @@ def offload_saved(forward: fx.GraphModule, backward: fx.GraphModule, offloaded: 
 
     Args:
         forward, backward: The modules of a plan that saves the tensors.
+        offloaded: Fetches before one node stand in this order.
 
     Raises:
         ValueError: The forward does not compute a tensor, or does not hand it to the backward once, or a node is missing before

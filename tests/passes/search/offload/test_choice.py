@@ -1,0 +1,102 @@
+"""Plans with copies against all plans with all sets of copies, on small problems; and a bound that none of them undercuts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from benchmarks.common import synthetic
+from compile_remat.passes import Link, Plan, Planner, Problem
+from compile_remat.passes.search.offload.transfers import transfers_of
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, chain, seeded_problem
+from tests.oracles.scaled import BYTES, scaled
+
+MIB_PER_MS = 10**3 * BYTES
+
+
+def fastest_ns(problem: Problem, link: Link, budget_bytes: int) -> int | None:
+    """Extra time of the fastest of all plans with all sets of copies that keep the budget; None if there is none."""
+    planner, best = Planner(problem), None
+    for mask in all_plans(problem).masks.T:
+        curve = planner.curve(mask)
+        for size in range(len(curve.movable) + 1):
+            for moved in itertools.combinations(curve.movable, size):
+                made = transfers_of(curve, moved, link, budget_bytes)
+                if made.peak_bytes <= budget_bytes and made.nbytes <= link.host_bytes:
+                    time_ns = planner.search.time(mask) - planner.fastest_time_ns + made.stall_ns
+                    best = time_ns if best is None else min(best, time_ns)
+    return best
+
+
+def planned(problem: Problem, link: Link, budget_bytes: int) -> Plan:
+    return Planner(problem, link=link).within(budget_bytes)
+
+
+@pytest.mark.parametrize("rate", [2, 10, 1000])
+@pytest.mark.parametrize("seed", range(12))
+def test_small_problems(seed: int, rate: int) -> None:
+    problem = scaled(seeded_problem(seed, Shape(max_values=6, max_late=0, max_steps=5)))
+    link = Link(rate * MIB_PER_MS, rate * MIB_PER_MS, 1 << 50)
+    lowest, fastest = Planner(problem).lowest().peak_bytes, Planner(problem).fastest().peak_bytes
+    for budget_bytes in range(max(BYTES, lowest - 2 * BYTES), fastest, BYTES):
+        plan, best = planned(problem, link, budget_bytes), fastest_ns(problem, link, budget_bytes)
+        if best is None:
+            assert not plan.is_feasible
+            continue
+        if plan.is_feasible and not plan.again:
+            assert plan.extra_time_ns >= best  # all plans were tried
+            assert plan.bound_time_ns <= best or not plan.offloaded
+
+
+@pytest.mark.parametrize("rate", [1, 5, 50])
+def test_chains_are_near_the_best(rate: int) -> None:
+    """Within a tenth of the step of the best of all sets, and never worse than without copies."""
+    problem = scaled(chain(7))
+    link = Link(rate * MIB_PER_MS, rate * MIB_PER_MS, 1 << 50)
+    for budget_bytes in range(3 * BYTES, 8 * BYTES, BYTES):
+        plan, best = planned(problem, link, budget_bytes), fastest_ns(problem, link, budget_bytes)
+        without = Planner(problem).within(budget_bytes)
+        assert best is not None
+        if plan.is_feasible:
+            assert plan.extra_time_ns <= without.extra_time_ns or not without.is_feasible
+            assert plan.extra_time_ns - best <= 0.1 * problem.step_time_ns, (budget_bytes // BYTES, plan)
+
+
+def test_layers_on_a_fast_link_recompute_less_and_the_bound_follows() -> None:
+    problem = synthetic.equal_layers(8)
+    budget_bytes = int(0.75 * Planner(problem).fastest().peak_bytes)
+    without = Planner(problem).within(budget_bytes)
+    some = planned(problem, Link(10 * 10**9, 10 * 10**9, 1 << 50), budget_bytes)
+    plan = planned(problem, Link(50 * 10**9, 50 * 10**9, 1 << 50), budget_bytes)
+    assert plan.extra_time_ns < some.extra_time_ns < without.extra_time_ns
+    assert plan.offloaded and plan.peak_bytes <= budget_bytes and plan.stall_time_ns >= 0
+    assert plan.bound_time_ns <= some.bound_time_ns <= without.bound_time_ns
+    assert plan.bound_time_ns <= plan.extra_time_ns
+
+
+def test_host_memory_is_a_limit() -> None:
+    problem = synthetic.equal_layers(8)
+    budget_bytes = int(0.75 * Planner(problem).fastest().peak_bytes)
+    whole = planned(problem, Link(50 * 10**9, 50 * 10**9, 1 << 50), budget_bytes)
+    half = planned(problem, Link(50 * 10**9, 50 * 10**9, whole.offloaded_bytes // 2), budget_bytes)
+    none = planned(problem, Link(50 * 10**9, 50 * 10**9, 1), budget_bytes)
+    assert half.offloaded_bytes <= whole.offloaded_bytes // 2
+    assert whole.extra_time_ns <= half.extra_time_ns <= none.extra_time_ns
+    assert not none.offloaded and none.extra_time_ns == Planner(problem).within(budget_bytes).extra_time_ns
+
+
+def test_a_plan_below_every_recomputing_plan() -> None:
+    """Where recomputation cannot go lower, copies can: the forward's own saved tensors leave one by one."""
+    problem = scaled(chain(7))
+    lowest = Planner(problem).lowest()
+    plan = planned(problem, Link(1000 * MIB_PER_MS, 1000 * MIB_PER_MS, 1 << 50), lowest.peak_bytes - BYTES)
+    assert plan.is_feasible and plan.offloaded
+
+
+def test_the_same_plan_in_json() -> None:
+    problem = synthetic.equal_layers(8)
+    plan = planned(problem, Link(50 * 10**9, 50 * 10**9, 1 << 50), int(0.75 * Planner(problem).fastest().peak_bytes))
+    assert plan.offloaded and Plan.from_json(plan.to_json()) == plan
+    assert "on the host" in str(plan)

@@ -1,0 +1,48 @@
+"""The way to host memory under the settings `offload` and `host_memory`."""
+
+from __future__ import annotations
+
+import pytest
+
+from compile_remat._util.host import host_free_bytes
+from compile_remat.config import RematConfig
+from compile_remat.cost_models import load_device
+from compile_remat.errors import ConfigError
+from compile_remat.planning.settings import link_of
+
+GIB = 1 << 30
+
+
+def test_off_has_no_link() -> None:
+    assert link_of(RematConfig(), load_device("h100-sxm")) is None
+
+
+def test_the_devices_bandwidth_and_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, free_bytes = load_device("h100-sxm"), host_free_bytes()
+    assert free_bytes is not None and free_bytes > GIB
+    link = link_of(RematConfig(offload="auto", host_memory="1GiB"), device)
+    assert link is not None
+    assert (link.out_bytes_per_s, link.back_bytes_per_s) == (device.host_bandwidth_bytes_per_s,) * 2
+    assert link.host_bytes == GIB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    shared = link_of(RematConfig(offload="auto", host_memory="50%"), device)
+    assert shared is not None and shared.host_bytes == pytest.approx(free_bytes / 8, rel=0.2)  # others run here too
+
+
+def test_more_host_memory_than_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"host_memory = 900TiB: the host has .* free"):
+        link_of(RematConfig(offload="auto", host_memory="900TiB"), load_device("h100-sxm"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "reason"),
+    [
+        ({"gradients": "early"}, "h100-sxm", "gradients = early"),
+        ({"slices": 2}, "h100-sxm", "slices"),
+        ({"mode": "reduce-overhead"}, "h100-sxm", "CUDA graphs"),
+        ({}, "cpu", "the bandwidth between cpu and the host is not known"),
+    ],
+)
+def test_a_warning_says_why_nothing_moves(settings: dict[str, object], device: str, reason: str) -> None:
+    with pytest.warns(UserWarning, match=f"offload = auto moves nothing: .*{reason}"):
+        assert link_of(RematConfig(offload="auto", **settings), load_device(device)) is None  # type: ignore[arg-type]
