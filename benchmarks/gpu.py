@@ -68,11 +68,14 @@ def run_together(names: Sequence[str], arguments: argparse.Namespace) -> int:
     def keep(name: str, points: Sequence[Point]) -> None:
         frontier.write(arguments.out / f"{name}.json", name, head, points)
 
-    def keep_kernels(name: str, profiles: Mapping[str, Sequence[Any]]) -> None:
-        write_profiles(arguments.out / name, {point: found for point, found in profiles.items() if found})
+    profiles: dict[str, dict[str, Sequence[Any]]] = {name: {} for name in names}
+
+    def keep_launches(name: str, point: str, found: Sequence[Any]) -> None:
+        profiles[name][point] = found
+        write_profiles(arguments.out / name, profiles[name])
 
     with tempfile.TemporaryDirectory(prefix="remat-gpu-") as folder:
-        pool = Pool(names, fields, Path(folder), arguments.workers, keep, keep_kernels)
+        pool = Pool(names, fields, Path(folder), arguments.workers, keep, keep_launches)
         told = pool.run(arguments.minutes)
     return max(conclude(name, arguments, head, pool.points(name), told) for name in names)
 
@@ -119,7 +122,7 @@ def conclude(name: str, arguments: argparse.Namespace, head: dict[str, str], poi
     print("\n".join(quartiles(points)) + "\n")
     lines, missed = frontier.summary(points, is_timed=is_timed)
     print("\n".join([*lines, told]))
-    if not frontier.draw((arguments.out / name).with_suffix(".png"), name, head, points):
+    if not frontier.draw((arguments.out / name).with_suffix(".png"), head, {name: points}):
         print("no picture: matplotlib is not installed, or nothing was measured")
     return int(bool(missed))
 

@@ -28,6 +28,8 @@ NEAR = 0.99
 """A rival's peak is not matched where we have a budget between this part of it and all of it already."""
 
 LEAST_STEPS, MOST_STEPS, TIMED_S = 5, 30, 4.0
+EXACT = "exact"
+"""The kind of the point whose gradients are those of float64, in eager mode; it has no other figures."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ def _all_tasks(points: Sequence[Point]) -> Iterator[Task]:
     yield Task("remat", "max", "max")
     for value in TORCH_BUDGETS:
         yield Task("torch", f"{value:g}")
-    yield from _matches(points)
+    yield from matches(points)
     yield Task("remat", "min", "min")
 
 
-def _matches(points: Sequence[Point]) -> Iterator[Task]:
+def matches(points: Sequence[Point]) -> Iterator[Task]:
     """Tasks of ours at each rival's measured peak, one task for nearly equal peaks; `max` stands for plain's own peak."""
     plain = find(points, "plain", "default")
     taken = [p.budget_bytes for p in points if p.kind == "remat" and p.budget_bytes and not p.setting.startswith("at ")]
@@ -82,6 +84,7 @@ class Contest:
         gradients: The file that keeps samples of plain's gradients from one call to the next.
         share: Part of the batch that the model is trained with.
         is_apart: Every point is measured in a process of its own and has a file of gradients of its own.
+        draws: Inputs whose gradients are compared, each drawn anew, if they are numbers and not tokens.
     """
 
     def __init__(
@@ -95,9 +98,10 @@ class Contest:
         share: float = 1.0,
         *,
         is_apart: bool = False,
+        draws: int = 1,
     ) -> None:
         self.name, self.device, self.scale, self.seed, self.share = name, device, scale, seed, share
-        self.options, self.gradients, self.is_apart = options, gradients, is_apart
+        self.options, self.gradients, self.is_apart, self.draws = options, gradients, is_apart, draws
 
     def take(self, task: Task) -> Point:
         """Measure one point; an error becomes part of the point."""
@@ -114,6 +118,10 @@ class Contest:
         """Compile one point and measure all of it but its time; what is handed back can take further steps."""
         point = started(task)
         case = build_large(self.name, device=self.device, scale=self.scale, seed=self.seed, share=self.share)
+        if task.kind == EXACT:
+            run = in_float64(case)
+            self._compared(task, self._drawn(run, case))
+            return run, point
         limit = torch_activation_budget(float(task.setting)) if task.kind == "torch" else nullcontext()
         with limit:
             run = self._training(task, case)
@@ -125,10 +133,7 @@ class Contest:
             level_bytes = torch.cuda.memory_allocated(self.device) if self.is_cuda else 0
             peak = harness.second_step_peak(run, self.device)
             reserved_bytes = torch.cuda.max_memory_reserved(self.device) - level_bytes if self.is_cuda else None
-            torch.manual_seed(self.seed + 1)
-            run.clear_and_step()
-        found = samples([parameter.grad for parameter in run.module.parameters()])
-        difference, worst = self._compared(task, found)
+            difference, worst = self._compared(task, self._drawn(run, case))
         grads = [p.grad for p in run.module.parameters() if p.grad is not None]
         point = replace(
             point,
@@ -144,6 +149,18 @@ class Contest:
         )
         run.clear()
         return run, point
+
+    def _drawn(self, run: harness.Training, case: Case) -> list[Tensor]:
+        """Samples of the gradients of each draw of the inputs, the first of which are the case's own."""
+        found = []
+        for draw in range(self.draws if any(value.is_floating_point() for value in case.inputs) else 1):
+            torch.manual_seed(self.seed + 1 + draw)
+            for own, used in zip(case.inputs, run.inputs, strict=True) if draw else ():
+                if own.is_floating_point():
+                    used.copy_(own.normal_())
+            run.clear_and_step()
+            found += samples([parameter.grad for parameter in run.module.parameters()])
+        return found
 
     def _training(self, task: Task, case: Case) -> harness.Training:
         if task.kind == "eager":
@@ -181,6 +198,12 @@ class Contest:
     @property
     def is_cuda(self) -> bool:
         return torch.device(self.device).type == "cuda"
+
+
+def in_float64(case: Case) -> harness.Training:
+    """The same weights and inputs in float64, in eager mode; the case's module is changed in place."""
+    module = case.module.double()
+    return harness.Training(module, module, tuple(v.double() if v.is_floating_point() else v for v in case.inputs))
 
 
 def started(task: Task) -> Point:

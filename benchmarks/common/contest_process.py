@@ -1,16 +1,17 @@
-"""One point of a contest in a process of its own: compiled beside other points, timed alone, on command.
+"""One point of a contest in a process of its own: compiled beside other points, tuned and timed alone, on command.
 
-Run as a module, with one argument: JSON of the arguments of `Contest` and of the `Task`. The process prints a line of JSON with the
-point once the point is compiled and its peak is measured, and then one line for each line on its standard input: for `time` the
-times of its steps in nanoseconds, for `kernels` the device's clocks, its launches of a few steps, and the clocks behind them. The
-process ends when its input does. If other processes hold the device's memory, it tries again.
+Run as a module, with one argument: JSON of the arguments of `Contest`, of the `Task`, and a file to lock. The process prints a line
+of JSON with the point once the point is compiled and its peak is measured, and then one line for each line on its standard input:
+for `time` the times of its steps in nanoseconds, for `kernels` the device's clocks, its launches of a few steps, and the clocks
+behind them; an object with `failure` if that failed. The process ends when its input does. If other processes hold the device's
+memory, it tries again.
 """
 
 import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from benchmarks.common import harness
 from benchmarks.common.compile_caches import without_graph_caches
 from benchmarks.common.contest import Contest, Task, failure_of, fresh_state, started
+from benchmarks.common.device_lock import alone_but_to_compile
 from benchmarks.common.frontier import Point
 from benchmarks.common.launches import profiled
 from benchmarks.common.timing import device_times_ns
@@ -31,29 +33,27 @@ LEAST_STEPS, TIMED_S = 5, 0.7
 def main(argv: Sequence[str] | None = None) -> int:
     (text,) = sys.argv[1:] if argv is None else argv
     fields = json.loads(text)
-    task, gradients = Task(**fields.pop("task")), Path(fields.pop("gradients"))
+    task, gradients, lock = Task(**fields.pop("task")), Path(fields.pop("gradients")), Path(fields.pop("lock"))
     contest = Contest(gradients=gradients, **fields)
     with without_graph_caches():
         start = time.perf_counter()
-        run, point = prepared(contest, task)
+        run, point = prepared(contest, task, lock)
         print(json.dumps(asdict(replace(point, wall_s=round(time.perf_counter() - start, 1)))), flush=True)
         for line in sys.stdin:
             if run is not None:
-                answer = kernels(run, contest) if line.strip() == "kernels" else times_ns(run, contest)
-                print(json.dumps(answer), flush=True)
+                print(json.dumps(answer(line.strip(), run, contest)), flush=True)
     return 0
 
 
-def prepared(contest: Contest, task: Task) -> tuple[harness.Training | None, Point]:
+def prepared(contest: Contest, task: Task, lock: Path) -> tuple[harness.Training | None, Point]:
     """Compile the point and measure its peak; no training where it failed."""
     for left in reversed(range(TRIES)):
-        with fresh_state(contest.device):
-            torch.manual_seed(contest.seed)
         try:
-            run, point = contest.prepared(task)
-            gc.collect()
-            if contest.is_cuda:
-                torch.cuda.empty_cache()
+            with alone_but_to_compile(lock):
+                with fresh_state(contest.device):
+                    torch.manual_seed(contest.seed)
+                run, point = contest.prepared(task)
+                release(contest)
             return run, point
         except torch.OutOfMemoryError as error:
             point = replace(started(task), **failure_of(error))
@@ -64,24 +64,33 @@ def prepared(contest: Contest, task: Task) -> tuple[harness.Training | None, Poi
     return None, point
 
 
-def kernels(run: harness.Training, contest: Contest) -> list[Any]:
-    """Clocks, launches and clocks, see `launches.profiled`; the device is given free afterwards."""
-    found = profiled(run.clear_and_step, contest.device)
-    run.clear()
-    if contest.is_cuda:
-        torch.cuda.empty_cache()
-    return found
+def answer(what: str, run: harness.Training, contest: Contest) -> list[Any] | dict[str, str]:
+    """What `time` or `kernels` asks for, or why there is none; the device is given free afterwards."""
+    measure: dict[str, Callable[[], list[Any]]] = {
+        "time": lambda: times_ns(run, contest),
+        "kernels": lambda: profiled(run.clear_and_step, contest.device),
+    }
+    try:
+        return measure[what]()
+    except Exception as error:  # the process that asked says it
+        return {"failure": harness.reason_of(error)}
+    finally:
+        run.clear()
+        release(contest)
 
 
 def times_ns(run: harness.Training, contest: Contest) -> list[int]:
-    """Times of the steps of about TIMED_S seconds, after two that nobody looks at; the device is given free afterwards."""
+    """Times of the steps of about TIMED_S seconds, after two that nobody looks at."""
     warm = device_times_ns(run.clear_and_step, 2, contest.device)
     count = max(LEAST_STEPS, int(TIMED_S * 1e9 / max(1, warm[-1]))) if contest.scale == 1 else LEAST_STEPS
-    found = device_times_ns(run.clear_and_step, count, contest.device)
-    run.clear()
+    return device_times_ns(run.clear_and_step, count, contest.device)
+
+
+def release(contest: Contest) -> None:
+    """Give what no tensor holds back to the device."""
+    gc.collect()
     if contest.is_cuda:
         torch.cuda.empty_cache()
-    return found
 
 
 if __name__ == "__main__":

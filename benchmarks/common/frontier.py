@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ class Point:
     """One way to train the model, measured. A figure is None if the way does not have it, or if it failed.
 
     Attributes:
-        kind: plain (torch.compile), eager, checkpoint (every block, compiled), torch (its activation_memory_budget)
-            or remat.
+        kind: plain (torch.compile), eager, checkpoint (every block, compiled), torch (its activation_memory_budget),
+            remat, or exact (eager in float64, for its gradients alone).
         level_bytes: In use before the step: parameters, inputs, and what libraries keep.
         peak_bytes: The most in use during a step, above that level.
         requested_bytes: `peak_bytes` before the allocator rounds up.
@@ -39,11 +39,13 @@ class Point:
         predicted_reserved_bytes: The report's `reserved_peak_bytes`, which knows of no parameters.
         gradient_bytes: Bytes of the parameters' gradients, which the step leaves behind.
         step_ns: Median time of a step; `step_low_ns` and `step_high_ns` are its quartiles.
+        visits_ns: Median time of the steps of each visit, where other points were timed between the visits.
         predicted_step_ns: The plan's estimate, recompute included.
         extra_ns: The part of `predicted_step_ns` beyond the fastest plan.
         bound_ns: Proven lower bound on `extra_ns`, under the plan's own cost model.
         gradient_difference: Norm of the difference from plain's gradients over the norm of these, of evenly spaced samples.
         worst_gradient: The largest such ratio of any single parameter.
+        exact_difference: Norm of the difference from float64's gradients over the norm of these, of the same samples.
         floor_bytes: The lowest reachable peak, if no plan fits the budget.
         wall_s: Wall time of the whole point, compilation included.
     """
@@ -61,6 +63,7 @@ class Point:
     step_low_ns: int | None = None
     step_high_ns: int | None = None
     steps: int | None = None
+    visits_ns: list[int] | None = None
     predicted_peak_bytes: int | None = None
     scheduled_peak_bytes: int | None = None
     predicted_step_ns: int | None = None
@@ -71,6 +74,7 @@ class Point:
     first_step_s: float | None = None
     gradient_difference: float | None = None
     worst_gradient: float | None = None
+    exact_difference: float | None = None
     floor_bytes: int | None = None
     status: str | None = None
     message: str = ""
@@ -236,27 +240,33 @@ def cells(point: Point, points: Sequence[Point], *, is_timed: bool) -> list[str]
     ]  # fmt: skip
 
 
-def draw(path: Path, model: str, head: dict[str, str], points: Sequence[Point]) -> bool:
-    """Write the frontiers as a PNG; False where matplotlib, an extra, is not installed, or nothing was measured."""
-    shown = [point for point in points if point.peak_bytes and point.step_ns]
+def draw(path: Path, head: Mapping[str, str], points: Mapping[str, Sequence[Point]]) -> bool:
+    """Write the frontiers of each model as a PNG; False where matplotlib, an extra, is not installed, or nothing was measured."""
+    shown = {
+        model: found for model, each in points.items() if (found := [p for p in each if p.peak_bytes and p.step_ns])
+    }
     if importlib.util.find_spec("matplotlib") is None or not shown:
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8, 5 * len(shown)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for kind in dict.fromkeys(point.kind for point in shown):
-        line = sorted((p.peak_bytes or 0, p.step_ns or 0, p.setting) for p in shown if p.kind == kind)
+    for (model, found), axes in zip(shown.items(), figure.subplots(len(shown), squeeze=False).flat, strict=True):
+        _draw_one(axes, found)
+        axes.set_title(f"{model}, {head['device']}, torch {head['torch']}, {head['date'][:10]}", fontsize=9)
+    figure.savefig(path)
+    return True
+
+
+def _draw_one(axes: Any, points: Sequence[Point]) -> None:
+    for kind in dict.fromkeys(point.kind for point in points):
+        line = sorted((p.peak_bytes or 0, p.step_ns or 0, p.setting) for p in points if p.kind == kind)
         style = "-" if kind in ("torch", "remat") else ""
         axes.plot([x / (1 << 30) for x, _, _ in line], [y / 1e6 for _, y, _ in line], f"o{style}", label=kind)
         for x, y, text in line:
             axes.annotate(text, (x / (1 << 30), y / 1e6), textcoords="offset points", xytext=(4, 4), fontsize=7)
     axes.set_xlabel("peak of a step above the level before it, GiB")
     axes.set_ylabel("median step time, ms")
-    axes.set_title(f"{model}, {head['device']}, torch {head['torch']}, {head['date'][:10]}", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path)
-    return True

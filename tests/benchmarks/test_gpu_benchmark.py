@@ -201,15 +201,15 @@ def test_points_of_other_conditions_are_refused(tmp_path: Path) -> None:
 
 def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier.importlib.util, "find_spec", lambda name: None)
-    assert not frontier.draw(tmp_path / "x.png", "gpt", _header(), _points())
+    assert not frontier.draw(tmp_path / "x.png", _header(), {"gpt": _points()})
     assert not (tmp_path / "x.png").exists()
 
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert frontier.draw(tmp_path / "x.png", "gpt", _header(), _points())
+    assert frontier.draw(tmp_path / "x.png", _header(), {"gpt": _points()})
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert not frontier.draw(tmp_path / "y.png", "gpt", _header(), [Point("plain", "default", failure="x")])
+    assert not frontier.draw(tmp_path / "y.png", _header(), {"gpt": [Point("plain", "default", failure="x")]})
 
 
 def test_full_size_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
