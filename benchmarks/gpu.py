@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu --model gpt --minutes 8 --out DIR [--device cuda] [--toy] [--option device=h200.json]
     python -m benchmarks.gpu --workers 14 --minutes 7 --share 0.25 --torch 0.5 --torch 0.1 --out DIR
+    python -m benchmarks.gpu --quick --out DIR [--toy --device cpu] [--toy --device fake]
 
 One model a call, in bfloat16; without `--model` all, one after the other, each with its own minutes. Every point starts from a
 fresh state: nothing compiled, no memory held. The most telling points come first, and DIR/NAME.json is rewritten after each; a
@@ -16,6 +17,14 @@ plain's, and beside it the predicted one and its proven lower bound, as parts of
 from plain's; eager mode draws other random numbers, so a model with dropout differs there. The exit status is 1 if a point failed
 or falls short.
 `--option compiler=eager` runs all graphs without compiling them.
+
+`--quick` is for a few minutes of a GPU: everything in 8 minutes, in the order of its weight. It calibrates the device, and plans by
+what it found; compiles GPT, Llama and ResNet-50 (plain, checkpointed, torch's 0.5, ours at the peaks of both and at `min`) beside
+each other and tunes each point's kernels alone; times each alone, A B A B; records launches; compares the ResNet's gradients with
+float64's; and judges: a line for each asked figure, and exit status 1 if one is missed. It begins nothing that would end too late,
+leaves at most 8 files in DIR, complete at any moment, and says before it starts and at its end how many seconds of the device it
+takes. `--toy --device cpu` runs all of it here, and `--device fake` emits the points' code for a GPU that is not there (needs g++
+and triton) and predicts their peaks.
 """
 
 import argparse
@@ -23,7 +32,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +44,7 @@ from benchmarks.common.contest import Contest, is_alive, tasks
 from benchmarks.common.contest_pool import Pool
 from benchmarks.common.frontier import Point
 from benchmarks.common.launches import Launch, sums
+from benchmarks.gpu_quick.session import FAKE, FAKE_PRICES, SHARE, Session
 from benchmarks.models.large import LARGE
 
 SAME_KIND, OTHER_KIND = 1.2, 1.5
@@ -43,6 +53,8 @@ SAME_KIND, OTHER_KIND = 1.2, 1.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
+    if arguments.quick:
+        return Session(arguments, header(arguments)).run()
     if arguments.torch:
         contest.TORCH_BUDGETS = tuple(arguments.torch)
     if arguments.workers:
@@ -119,20 +131,12 @@ def conclude(name: str, arguments: argparse.Namespace, head: dict[str, str], poi
     """Print what the points of a model show, draw them, and return the command's exit status."""
     is_timed = torch.device(arguments.device).type == "cuda" and not arguments.toy
     print(f"\n{name}: {LARGE[name].__doc__}\n\n" + frontier.table(points, is_timed=is_timed) + "\n")
-    print("\n".join(quartiles(points)) + "\n")
+    print("\n".join(frontier.quartiles(points)) + "\n")
     lines, missed = frontier.summary(points, is_timed=is_timed)
     print("\n".join([*lines, told]))
     if not frontier.draw((arguments.out / name).with_suffix(".png"), head, {name: points}):
         print("no picture: matplotlib is not installed, or nothing was measured")
     return int(bool(missed))
-
-
-def quartiles(points: Sequence[Point]) -> Iterator[str]:
-    """A line for each timed point: the quartiles of its steps."""
-    for point in points:
-        if point.step_ns is not None and point.step_low_ns is not None and point.step_high_ns is not None:
-            times = (harness.ms(time_ns) for time_ns in (point.step_low_ns, point.step_ns, point.step_high_ns))
-            yield f"{point.name}: quartiles of {point.steps} steps {', '.join(times)} ms"
 
 
 def measure(one: Contest, points: list[Point], deadline: float, keep: Callable[[], None]) -> str:
@@ -167,19 +171,27 @@ def header(arguments: argparse.Namespace) -> dict[str, str]:
     options = " ".join(f"{name}={value}" for name, value in sorted(arguments.option)) or "none"
     size += f", {arguments.share:g} of the batch" if arguments.share != 1 else ""
     versions = {"cuda": str(torch.version.cuda), "size": f"{size}, bfloat16, seed {arguments.seed}", "options": options}
+    if arguments.device == FAKE:
+        return harness.header("cpu") | versions | {"device": f"fake, priced as the table's {FAKE_PRICES}"}
     return harness.header(arguments.device) | versions
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="all that a few minutes of a GPU are for, see above")
     parser.add_argument("--model", action="append", choices=list(LARGE), help="may be repeated; default all")
-    parser.add_argument("--minutes", type=float, default=8.0, help="for each model (default 8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for each model (default 8); with --quick for all")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), metavar="DIR", help="default build/gpu")
-    parser.add_argument("--device", default="cuda", help="cuda (default) or, with --toy, cpu")
+    parser.add_argument("--device", default="cuda", help="cuda (default); with --toy cpu; with --quick fake")
     parser.add_argument("--toy", action="store_true", help="tiny models: checks the command, not the claims")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=0, help="compile in so many processes at once, then time")
-    parser.add_argument("--share", type=float, default=1.0, help="part of the batch (default 1)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        help="compile in so many processes at once, then time; --quick: all cores but one",
+    )
+    parser.add_argument("--share", type=float, help="part of the batch (default 1; with --quick 0.25 at full size)")
     parser.add_argument("--torch", type=float, action="append", help="only these of torch's budgets; may be repeated")
     parser.add_argument("--retry", action="store_true", help="measure once more what failed before")
     parser.add_argument(
@@ -191,7 +203,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="of our backend; may be repeated",
     )
     arguments = parser.parse_args(argv)
-    if torch.device(arguments.device).type != "cuda" and not arguments.toy:
+    if arguments.quick and (arguments.torch or arguments.retry):
+        parser.error("--quick has points of its own: no --torch and no --retry")
+    if arguments.share is None:
+        arguments.share = SHARE if arguments.quick and not arguments.toy else 1.0
+    is_fake = arguments.quick and arguments.device == FAKE
+    if not is_fake and torch.device(arguments.device).type != "cuda" and not arguments.toy:
         parser.error("these models take tens of GiB: without a GPU, say --toy")
     return arguments
 

@@ -36,7 +36,7 @@ from torch import nn
 
 from benchmarks.common import harness
 from benchmarks.models import Case
-from benchmarks.models.codegen import converted
+from benchmarks.models.building import converted
 from benchmarks.models.large import LARGE, checkpointed
 from compile_remat._torch import cuda_sdpa
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors

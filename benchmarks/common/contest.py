@@ -145,7 +145,7 @@ class Contest:
             first_step_s=round(first_step_s, 2),
             gradient_difference=difference,
             worst_gradient=worst,
-            **(_reported() if task.kind == "remat" else {}),
+            **(reported() if task.kind == "remat" else {}),
         )
         run.clear()
         return run, point
@@ -269,7 +269,7 @@ def is_alive(device: str) -> bool:
         return False
 
 
-def _reported() -> dict[str, Any]:
+def reported() -> dict[str, Any]:
     """Figures of the latest report of the graph with the highest predicted peak."""
     import compile_remat
 

@@ -34,6 +34,8 @@ SHARE_OF_TIME = 0.72
 
 ANSWER_S = 60.0
 """A process that says nothing for so long after it was asked is ended."""
+LATE_S = 5.0
+"""So much later than the deadline may an answer come."""
 
 ASKED_S = {"time": 3.0, "kernels": 8.0}
 """A first answer may take so long; the next one as long as the longest before it."""
@@ -245,7 +247,7 @@ class Pool:
             for member in visits * self._in_order(model):
                 if not self._fits("time", deadline):
                     return False
-                found = self._asked(member, "time")
+                found = self._asked(member, "time", deadline)
                 if len(found) > 1 and member.point is not None:
                     member.times_ns.append(found)
                     point = with_times(member.point, [time_ns for visit in member.times_ns for time_ns in visit])
@@ -260,7 +262,7 @@ class Pool:
             for member in self._in_order(model):
                 if not self._fits("kernels", deadline):
                     return False
-                found = self._asked(member, "kernels")
+                found = self._asked(member, "kernels", deadline)
                 if found:
                     self.keep_launches(model, member.name, found)
                 else:
@@ -277,13 +279,13 @@ class Pool:
     def _fits(self, what: str, deadline: float) -> bool:
         return time.monotonic() + self._longest_s.get(what, ASKED_S[what]) <= deadline
 
-    def _asked(self, member: Member, what: str) -> list[Any]:
+    def _asked(self, member: Member, what: str, deadline: float) -> list[Any]:
         """The answer of a process; an empty list, and a failure in its point, if it ends or fails or does not answer."""
         if not member.is_ready:
             return []
         start = time.monotonic()
         member.ask(what)
-        found: Any = self._answer(member, start + ANSWER_S)
+        found: Any = self._answer(member, min(ANSWER_S, max(0.0, deadline - start) + LATE_S))
         if isinstance(found, list):
             self._longest_s[what] = max(self._longest_s.get(what, 0.0), time.monotonic() - start)
             return found
@@ -291,8 +293,9 @@ class Pool:
         harness.progress(f"{member.model} {member.name}: {what}: {found}")
         return []
 
-    def _answer(self, member: Member, deadline: float) -> list[Any] | str:
+    def _answer(self, member: Member, limit_s: float) -> list[Any] | str:
         """A list, or why there is none."""
+        deadline = time.monotonic() + limit_s
         while True:
             try:
                 other, line = self._lines.get(timeout=min(1.0, max(0.0, deadline - time.monotonic())))
@@ -301,7 +304,7 @@ class Pool:
                     return member.ended()
                 if time.monotonic() >= deadline:
                     member.process.kill()
-                    return f"no answer for {ANSWER_S:.0f} s"
+                    return f"no answer for {limit_s:.0f} s"
                 continue
             if other is member:
                 found = json.loads(line) if line else member.ended()

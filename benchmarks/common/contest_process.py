@@ -49,9 +49,9 @@ def prepared(contest: Contest, task: Task, lock: Path) -> tuple[harness.Training
     """Compile the point and measure its peak; no training where it failed."""
     for left in reversed(range(TRIES)):
         try:
+            with fresh_state(contest.device):
+                torch.manual_seed(contest.seed)
             with alone_but_to_compile(lock):
-                with fresh_state(contest.device):
-                    torch.manual_seed(contest.seed)
                 run, point = contest.prepared(task)
                 release(contest)
             return run, point

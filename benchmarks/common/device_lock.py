@@ -21,7 +21,8 @@ COMPILING = (CallbackTrigger.DYNAMO, CallbackTrigger.LAZY_BACKWARD)
 def alone_but_to_compile(path: Path) -> Iterator[None]:
     """Run the body while no other process runs one with the same file, and let others run while torch compiles in the body.
 
-    The operating system frees the lock of a process that ends, however it ends.
+    The operating system frees the lock of a process that ends, however it ends.  `torch.compiler.reset` in the body forgets to let
+    others run.
     """
     with path.open("a") as file:
 
@@ -38,5 +39,6 @@ def alone_but_to_compile(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            callback_handler.remove_start_callback(leave)
-            callback_handler.remove_end_callback(take)
+            if leave in callback_handler.start_callbacks:
+                callback_handler.remove_start_callback(leave)
+                callback_handler.remove_end_callback(take)

@@ -240,6 +240,14 @@ def cells(point: Point, points: Sequence[Point], *, is_timed: bool) -> list[str]
     ]  # fmt: skip
 
 
+def quartiles(points: Sequence[Point]) -> Iterator[str]:
+    """A line for each timed point: the quartiles of its steps."""
+    for point in points:
+        if point.step_ns is not None and point.step_low_ns is not None and point.step_high_ns is not None:
+            times = (ms(time_ns) for time_ns in (point.step_low_ns, point.step_ns, point.step_high_ns))
+            yield f"{point.name}: quartiles of {point.steps} steps {', '.join(times)} ms"
+
+
 def draw(path: Path, head: Mapping[str, str], points: Mapping[str, Sequence[Point]]) -> bool:
     """Write the frontiers of each model as a PNG; False where matplotlib, an extra, is not installed, or nothing was measured."""
     shown = {

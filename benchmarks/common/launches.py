@@ -5,6 +5,7 @@ Inductor's own is its own operator, named after its FX nodes. Steps before the r
 is that of training. On a CPU an operator that no other operator called stands for a kernel.
 """
 
+import gzip
 import json
 import subprocess
 import tempfile
@@ -122,3 +123,18 @@ def profiled(step: Callable[[], object], device: str) -> list[Any]:
     before = clocks(device)
     rows = [astuple(launch) for launch in recorded(step, device)]
     return [before, rows, clocks(device)]
+
+
+def append(path: Path, model: str, point: str, found: Sequence[Any]) -> None:
+    """Append what was profiled of a point to a file: a line of JSON, compressed for itself, so that no line needs the next."""
+    before, rows, after = found
+    line = {
+        "model": model,
+        "point": point,
+        "clocks_before": before,
+        "clocks_after": after,
+        "kernels": sums([Launch(*row) for row in rows]),
+        "launches": rows,
+    }
+    with path.open("ab") as file:
+        file.write(gzip.compress((json.dumps(line) + "\n").encode()))

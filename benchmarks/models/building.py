@@ -38,3 +38,21 @@ def in_dtype(built: Built, dtype: str) -> Built:
     if dtype == "bfloat16":
         return module.bfloat16(), tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs)
     return built
+
+
+def converted(module: nn.Module, dtype: torch.dtype, keep: torch.memory_format = torch.preserve_format) -> None:
+    """As ``module.to(dtype, memory_format=keep)`` in place, which does not do for fake tensors; what is tied stays tied."""
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for key, parameter in part._parameters.items():
+            if parameter is not None and parameter not in replaced:
+                replaced[parameter] = nn.Parameter(converted_tensor(parameter.detach(), dtype, keep))
+            part._parameters[key] = None if parameter is None else replaced[parameter]
+        for key, buffer in part._buffers.items():
+            part._buffers[key] = None if buffer is None else converted_tensor(buffer, dtype, keep)
+
+
+def converted_tensor(tensor: Tensor, dtype: torch.dtype, keep: torch.memory_format = torch.preserve_format) -> Tensor:
+    """In `dtype` if it has numbers, and in the memory format if it has four dimensions."""
+    keep = keep if tensor.ndim == 4 else torch.preserve_format
+    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, memory_format=keep)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import Case
-from benchmarks.models.building import Built
+from benchmarks.models.building import Built, converted, converted_tensor
 from benchmarks.models.heldout import ConvNextBlock, Experts, Llama, VisionTransformer
 from benchmarks.models.large import LanguageModel, ResNet
 from benchmarks.models.transformers import Block
@@ -90,22 +90,5 @@ def build(name: str, dtype: torch.dtype) -> Case:
     module, inputs = CASES[name]()
     keep = torch.channels_last if name in CHANNELS_LAST else torch.preserve_format
     converted(module, dtype, keep)
-    moved = tuple(_converted(value, dtype, keep) for value in inputs)
+    moved = tuple(converted_tensor(value, dtype, keep) for value in inputs)
     return Case(name, module.train(), moved, (CASES[name].__doc__ or "").strip())
-
-
-def converted(module: nn.Module, dtype: torch.dtype, keep: torch.memory_format = torch.preserve_format) -> None:
-    """As ``module.to(dtype, memory_format=keep)`` in place, which does not do for fake tensors; what is tied stays tied."""
-    replaced: dict[nn.Parameter, nn.Parameter] = {}
-    for part in module.modules():
-        for key, parameter in part._parameters.items():
-            if parameter is not None and parameter not in replaced:
-                replaced[parameter] = nn.Parameter(_converted(parameter.detach(), dtype, keep))
-            part._parameters[key] = None if parameter is None else replaced[parameter]
-        for key, buffer in part._buffers.items():
-            part._buffers[key] = None if buffer is None else _converted(buffer, dtype, keep)
-
-
-def _converted(tensor: Tensor, dtype: torch.dtype, keep: torch.memory_format) -> Tensor:
-    keep = keep if tensor.ndim == 4 else torch.preserve_format
-    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, memory_format=keep)

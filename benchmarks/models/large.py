@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.models import Case
-from benchmarks.models.building import Built, scaled
+from benchmarks.models.building import Built, converted, converted_tensor, scaled
 from benchmarks.models.heldout import LlamaBlock, RMSNorm
 from benchmarks.models.transformers import Block
 
@@ -159,10 +159,9 @@ def resnet50(scale: float) -> Built:
     batch, classes = scaled(768, scale**2, least=2), scaled(1000, scale)
     depths = (3, 4, 6, 3) if scale == 1 else (1, 1)
     images = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
-    return ResNet(width, depths, classes).to(memory_format=torch.channels_last), (  # type: ignore[call-overload]
-        images,
-        torch.randint(classes, (batch,)),
-    )
+    model = ResNet(width, depths, classes)
+    converted(model, torch.float32, torch.channels_last)
+    return model, (images, torch.randint(classes, (batch,)))
 
 
 LARGE: dict[str, Callable[[float], Built]] = {
@@ -179,7 +178,7 @@ EMITTED = {**LARGE, "gpt_head": gpt_head}
 def build_large(
     name: str, *, device: torch.device | str, scale: float = 1.0, seed: int = 0, share: float = 1.0
 ) -> Case:
-    """The named case on `device`, weights and floating-point inputs in bfloat16, drawn from `seed`.
+    """The named case on `device`, weights and floating-point inputs in bfloat16, drawn from `seed`; also of fake tensors.
 
     Args:
         share: Part of the batch; at least one sample remains.
@@ -188,8 +187,9 @@ def build_large(
     with torch.device(device):
         module, inputs = LARGE[name](scale)
     inputs = tuple(value[: max(1, int(share * len(value)))].clone() for value in inputs)
-    moved = tuple(value.to(DTYPE) if value.is_floating_point() else value for value in inputs)
-    return Case(name, module.to(DTYPE).train(), moved, (LARGE[name].__doc__ or "").strip())
+    converted(module, DTYPE)
+    moved = tuple(converted_tensor(value, DTYPE) for value in inputs)
+    return Case(name, module.train(), moved, (LARGE[name].__doc__ or "").strip())
 
 
 class Checkpointed(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.common import launches
+from benchmarks.common import frontier, launches
 from benchmarks.common.frontier import Point
 from benchmarks.common.launches import STEPS, Launch
 
@@ -89,6 +89,6 @@ def test_a_driver_without_its_tool_has_no_clocks(monkeypatch: pytest.MonkeyPatch
 
 def test_quartiles_are_printed_of_points_that_were_timed() -> None:
     timed = Point("plain", "default", step_ns=86_000_000, step_low_ns=84_900_000, step_high_ns=88_700_000, steps=16)
-    assert list(gpu.quartiles([timed, Point("eager", "-")])) == [
+    assert list(frontier.quartiles([timed, Point("eager", "-")])) == [
         "plain default: quartiles of 16 steps 84.9, 86.0, 88.7 ms"
     ]

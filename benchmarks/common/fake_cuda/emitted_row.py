@@ -31,7 +31,7 @@ def made(blank: EmittedRow, device: str) -> EmittedRow:
     import compile_remat
     from benchmarks.common import harness
     from benchmarks.common.fake_cuda import step, traffic
-    from benchmarks.models.codegen import converted
+    from benchmarks.models.building import converted
     from benchmarks.models.large import EMITTED
     from compile_remat.compilation.region_run import run_region
 

@@ -30,7 +30,9 @@ def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
     emissions: list[Emitted] = []
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        use_cuda_attention(gm, has_flash=True)
+        for part in gm.modules():  # checkpointed blocks are graphs of their own
+            if isinstance(part, fx.GraphModule):
+                use_cuda_attention(part, has_flash=True)
         inner = compile_fx.compile_fx_inner
         compile_fx.compile_fx_inner = observed(inner, emissions.append)
         try:

@@ -21,7 +21,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 
     import compile_remat
     from benchmarks.common.fake_cuda import step
-    from benchmarks.models.codegen import converted
+    from benchmarks.models.building import converted
     from compile_remat.inductor import entry
     from tests.cuda_codegen import toys
 

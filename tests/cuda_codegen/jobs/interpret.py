@@ -26,7 +26,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime import triton_helpers
 from triton.runtime import interpreter
 
-from benchmarks.models.codegen import converted
+from benchmarks.models.building import converted
 from tests.cuda_codegen import toys
 
 SEED = 5
