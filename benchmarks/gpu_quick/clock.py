@@ -17,8 +17,9 @@ class Part:
     """A part of a session.
 
     Attributes:
-        expected_s: The part is left out where less time is left.
-        is_kept: True if the parts before leave it the time that it is expected to take.
+        expected_s: Seconds that it is expected to take.
+        is_kept: True if the parts before leave it these seconds, and it does what it can if they are less; another part is left
+            out then.
         took_s: None until the part has run.
         note: How it ended.
         is_failed: True if it raised an error.
@@ -58,7 +59,7 @@ class Clock:
         return sum(part.expected_s for part in self.parts)
 
     def run(self, part: Part, work: Callable[[float], str]) -> None:
-        """Do a part if its time is left; an error becomes a part of its note.
+        """Do a part if there is time for it; an error becomes a part of its note.
 
         Args:
             work: Is handed the time, by the same clock, at which it should end; returns a note.
@@ -66,8 +67,9 @@ class Clock:
         begin = self._now()
         later = self.parts[self.parts.index(part) + 1 :]
         deadline = self._end - sum(other.expected_s for other in later if other.is_kept)
-        if begin + part.expected_s > deadline:
-            part.note = f"left out: it may take {part.expected_s:.0f} s, {max(0.0, deadline - begin):.0f} s are left"
+        left_s = max(0.0, deadline - begin)
+        if left_s <= 0 or (left_s < part.expected_s and not part.is_kept):
+            part.note = f"left out: it may take {part.expected_s:.0f} s, {left_s:.0f} s are left"
             return
         print(f"\n-- {part.name}: at {self.spent_s:.0f} s, until {deadline - self._start:.0f} s at most", flush=True)
         part.note = "broken off"  # of an interruption, which ends the session

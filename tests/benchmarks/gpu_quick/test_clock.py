@@ -49,10 +49,13 @@ def test_what_would_end_too_late_is_not_begun() -> None:
     session.clock.run(session.time, session.taking(40))
     session.clock.run(session.again, session.taking(1))
     assert session.again.took_s is None and session.again.note == "left out: it may take 50 s, 45 s are left"
-    session.now += 100
+    session.now += 46
     session.clock.run(session.picture, session.taking(1))
-    assert session.picture.note == "left out: it may take 10 s, 0 s are left"
-    assert len(session.deadlines) == 2
+    assert session.picture.took_s == 1  # 9 s are left, and it is kept
+    session.now += 9
+    session.clock.run(session.time, session.taking(1))
+    assert session.time.note == "left out: it may take 50 s, 0 s are left"
+    assert len(session.deadlines) == 3
 
 
 def test_a_part_that_fails_is_told_and_the_next_one_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,10 @@ def test_a_session_leaves_few_files_and_says_what_it_took(
         "calibrate", "compile", "time", "launches", "time again", "convolutions", "picture",
     ]  # fmt: skip
     assert all(part["took_s"] is not None and not part["is_failed"] for part in document["parts"])
-    assert document["calibration"] == ["copy 1.0"] and document["header"]["options"] == "device=device.json oom_retry=0"
+    assert (
+        document["calibration"] == ["copy 1.0"]
+        and document["header"]["options"] == "compiler=eager device=device.json oom_retry=0"
+    )
     points = {
         f"{point['kind']} {point['setting']}": point for point in json.loads((out / "gpt.json").read_text())["points"]
     }
@@ -157,7 +160,7 @@ def test_quick_has_points_of_its_own(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.full
 def test_a_toy_session_on_a_cpu(own_caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--quick", "--toy", "--device", "cpu", "--model", "resnet50", "--workers", "2", "--minutes", "15"]
-    assert gpu.main([*flags, "--option", "compiler=eager", "--out", str(tmp_path)]) == 0
+    assert gpu.main([*flags, "--out", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "quick.json").read_text())
     assert all(part["took_s"] is not None and not part["is_failed"] for part in document["parts"])
     assert document["convolutions"]["rows"]
