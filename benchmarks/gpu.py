@@ -210,6 +210,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     is_fake = arguments.quick and arguments.device == FAKE
     if not is_fake and torch.device(arguments.device).type != "cuda" and not arguments.toy:
         parser.error("these models take tens of GiB: without a GPU, say --toy")
+    if not is_fake and torch.device(arguments.device).type == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device here: see compile-remat doctor")
     return arguments
 
 

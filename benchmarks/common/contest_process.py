@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepared(contest: Contest, task: Task, lock: Path) -> tuple[harness.Training | None, Point]:
     """Compile the point and measure its peak; no training where it failed."""
+    torch.zeros((), device=contest.device)  # a GPU's context takes seconds, and disturbs nobody
     for left in reversed(range(TRIES)):
         try:
             with fresh_state(contest.device):
