@@ -25,8 +25,8 @@ NAMES = (
 )
 APART = frozenset(
     {
-        "conv_gradients", "cuda_codegen", "digest", "emitted", "first_step", "floor", "forecast_facts", "gpu_peaks", "inputs",
-        "picture", "planning_time", "stacks", "workspaces",
+        "conv_gradients", "cuda_codegen", "digest", "emitted", "first_step", "floor", "forecast_facts", "gpu_peaks", "gpu_prices",
+        "inputs", "picture", "planning_time", "stacks", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which `python -m benchmarks` does not call."""

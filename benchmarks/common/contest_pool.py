@@ -114,7 +114,7 @@ class Pool:
         workers: Processes that compile at once.
         keep: Is called with a model and its points whenever one of them changed.
         keep_launches: Is called with a model, a point's name and what `launches.profiled` found of it.
-        tasks: What is left to measure of a model, from its points so far.
+        tasks: Hands out the tasks that are left of a model, from its points so far.
         command: The module that a process runs; it is `contest_process`, or takes its place.
     """
 

@@ -66,7 +66,7 @@ def prepared(contest: Contest, task: Task, lock: Path) -> tuple[harness.Training
 
 
 def answer(what: str, run: harness.Training, contest: Contest) -> list[Any] | dict[str, str]:
-    """What `time` or `kernels` asks for, or why there is none; the device is given free afterwards."""
+    """The figures that `time` or `kernels` asks for, or why there are none; the device is given free afterwards."""
     measure: dict[str, Callable[[], list[Any]]] = {
         "time": lambda: times_ns(run, contest),
         "kernels": lambda: profiled(run.clear_and_step, contest.device),

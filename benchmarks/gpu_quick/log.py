@@ -1,4 +1,4 @@
-"""What a session prints, kept in a file as well."""
+"""The output of a session, kept in a file as well, and its end by a signal."""
 
 import signal
 import sys

@@ -248,7 +248,7 @@ def _said(is_finished: bool) -> str:
 
 
 def _printed(module: str, flags: Sequence[str], limit_s: float) -> tuple[str, int]:
-    """What a command prints on its standard output, and its exit status; why it failed is printed here.
+    """The standard output of a command, and its exit status; why it failed is printed here.
 
     Raises:
         RuntimeError: It took longer than `limit_s`, and was ended.
