@@ -35,9 +35,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import harness
-from benchmarks.models import Case
-from benchmarks.models.building import converted
-from benchmarks.models.large import LARGE, checkpointed
+from benchmarks.models.large import LARGE, build_large, checkpointed
 from compile_remat._torch import cuda_sdpa
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors
 from compile_remat.cost_models import Device, Op, OpKind, Roofline, load_device
@@ -365,24 +363,10 @@ def launches_of(counts: Counts) -> Counter[str]:
 
 
 def _built(model: str, *, is_checkpointed: bool) -> tuple[nn.Module, tuple[Any, ...]]:
-    is_fake = model != "resnet50"  # a memory format cannot be set on fake parameters
-    with _fake(is_fake):
-        module, inputs = LARGE[model](1.0)
-        converted(module, torch.bfloat16)
-        inputs = tuple(value[: len(value) // SHARE].clone() for value in inputs)
-        moved = tuple(value.to(torch.bfloat16) if value.is_floating_point() else value for value in inputs)
-    case = Case(model, module.train(), moved, "")
+    with fake_tensors(), NumbersAreZero():
+        case = build_large(model, device="cpu", share=1 / SHARE)
     case = checkpointed(case) if is_checkpointed else case
     return case.module, tuple(case.inputs)
-
-
-@contextmanager
-def _fake(is_fake: bool) -> Iterator[None]:
-    if not is_fake:
-        yield
-        return
-    with fake_tensors(), NumbersAreZero():
-        yield
 
 
 @contextmanager
