@@ -53,9 +53,7 @@ class Session:
         self.arguments, self.out = arguments, arguments.out
         self.models: Sequence[str] = arguments.model or expected.MODELS
         self.is_fake = arguments.device == FAKE
-        is_judged = not self.is_fake and torch.device(arguments.device).type == "cuda" and not arguments.toy
-        everything: frozenset[Judged] = frozenset({"times", "peaks", "gradients"})
-        self.judged = everything if is_judged else frozenset({"peaks"}) if self.is_fake else frozenset()
+        self.judged = self._judged()
         workers = arguments.workers or max(2, (os.cpu_count() or 1) - 1)
         self.options = {"oom_retry": "0", **self._given(), **dict(arguments.option)}
         parts = expected.parts(self.models, workers, is_toy=arguments.toy, runs=not self.is_fake)
@@ -65,11 +63,18 @@ class Session:
         self.calibration, self.convolutions = "", dict[str, object]()
         self.told = list[Verdict]()
 
+    def _judged(self) -> frozenset[Judged]:
+        """The figures that are asked for: all on a GPU at full size, peaks of emitted code at any size."""
+        if self.is_fake:
+            return frozenset({"peaks"})
+        is_full = torch.device(self.arguments.device).type == "cuda" and not self.arguments.toy
+        return frozenset({"times", "peaks", "gradients"}) if is_full else frozenset()
+
     def _given(self) -> dict[str, str]:
         """Options of a device that is no GPU: on a CPU g++ takes minutes for code whose times mean nothing."""
-        return (
-            {"device": FAKE_PRICES} if self.is_fake else {"compiler": "eager"} if self.arguments.device == "cpu" else {}
-        )
+        if self.is_fake:
+            return {"device": FAKE_PRICES}
+        return {"compiler": "eager"} if self.arguments.device == "cpu" else {}
 
     def run(self) -> int:
         """Do all parts; returns the exit status, 1 if an asked figure is missed."""
@@ -98,7 +103,7 @@ class Session:
             "device": self.arguments.device,
             "scale": harness.scale_of(self.arguments),
             "seed": self.arguments.seed,
-            "options": self.options,
+            "options": self.options,  # calibration adds to them
             "share": self.arguments.share,
             "is_apart": True,
             "draws": DRAWS,
