@@ -27,8 +27,8 @@ def kept_in(path: Path) -> Iterator[TextIO]:
     """Append all that the body prints to a file; returns the file, for what goes nowhere else."""
     with (
         path.open("a", encoding="utf-8") as file,
-        redirect_stdout(_Both(sys.stdout, file)),  # type: ignore[type-var]
-        redirect_stderr(_Both(sys.stderr, file)),  # type: ignore[type-var]
+        redirect_stdout(_Both(sys.stdout, file)),
+        redirect_stderr(_Both(sys.stderr, file)),
     ):
         yield file
 
