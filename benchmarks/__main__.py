@@ -19,6 +19,7 @@ NAMES = (
     "max_speed",
     "step_time",
     "slices",
+    "offload",
     "gap",
     "scale",
     "gpu",

@@ -161,7 +161,7 @@ def code_of_graphs() -> Iterator[list[GraphCode]]:
         yield found
 
 
-def compile_code(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: object) -> None:
+def compile_code(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: object, **settings: object) -> None:
     """Emit the code of a training step under our backend, which reports it; inside of `without_compiler`.
 
     Raises:
@@ -171,7 +171,7 @@ def compile_code(module: Callable[..., Any], inputs: Sequence[Any], memory_budge
     from compile_remat.config import RematConfig
     from compile_remat.errors import RematError
 
-    config, errors = RematConfig.resolve({"memory_budget": memory_budget}), list[RematError]()
+    config, errors = RematConfig.resolve({"memory_budget": memory_budget, **settings}), list[RematError]()
 
     def backend(graph: fx.GraphModule, graph_inputs: Sequence[Any]) -> Callable[..., Any]:
         try:

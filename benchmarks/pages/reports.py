@@ -18,6 +18,7 @@ from benchmarks import (
     gpu_peaks,
     inputs,
     max_speed,
+    offload,
     planning_time,
     promise,
     scale,
@@ -184,6 +185,12 @@ REPORTS: dict[str, Report] = {
     },
     "floor_cpu.json": Report(floor.FloorRow, floor.table, misses=_verdicts(lambda row: (row.model, ""))),
     "slices_cpu.json": Report(slices.SliceRow, slices.table, misses=_verdicts(lambda row: (row.case, ""))),
+    "offload_cpu.json": Report(
+        offload.OffloadRow,
+        offload.table,
+        offload.summary,
+        _verdicts(lambda row: (row.model, f"{row.fraction:g}")),
+    ),
     "stacks_cpu.json": Report(stacks.StackRow, stacks.table, misses=_verdicts(lambda row: (row.tool, ""))),
     "together_cpu.json": Report(
         together.StepRow, together.table, misses=_verdicts(lambda row: (row.case, row.setting))

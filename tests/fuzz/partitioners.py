@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,31 @@ from compile_remat._torch import joint_graph
 from compile_remat.cost_models import load_device, make_cost_model
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import Plan, Planner, build_problem, extract
+from compile_remat.passes.memory.buffers import Bools
+from compile_remat.passes.problem.plan import Offloaded
 
 
-def random_plan(planner: Planner, seed: int) -> Plan:
-    """A legal plan: all values that must be saved, and a random part of those that may be."""
+def random_plan(planner: Planner, seed: int, *, moves: bool = True) -> Plan:
+    """A legal plan: all values that must be saved, and a random part of those that may be.
+
+    Args:
+        moves: True to send a random part of the saved values to the host, for a random time.
+    """
     source = random.Random(seed)
     share = source.choice((0.0, 0.1, 0.5, 0.9, 1.0))
     values = planner.problem.values
     mask = np.array([v.is_saveable and source.random() < share for v in values], dtype=bool)
-    return planner.plan_of(mask | planner.pinned, None)
+    mask |= planner.pinned
+    return replace(planner.plan_of(mask, None), offloaded=tuple(_moved(planner, mask, source)) if moves else ())
+
+
+def _moved(planner: Planner, mask: Bools, source: random.Random) -> Iterator[Offloaded]:
+    curve, share = planner.curve(mask), source.choice((0.0, 0.5, 1.0))
+    for each in curve.movable:
+        if source.random() < share:
+            places = [name for name in curve.places[each.last_read + 1 :] if name]
+            slot = source.randint(0, each.first_read)
+            yield Offloaded(each.name, source.choice([*places, ""]), curve.slots[slot])
 
 
 class Forced(CustomPartitionerFn):
@@ -37,7 +54,8 @@ class Forced(CustomPartitionerFn):
         joint = prepare(gm, keywords)
         if not joint.has_backward:
             return joint_graph.torch_partition(gm, joint_inputs, **_shape_of_graph(keywords))
-        return extract(joint, random_plan(planner_of(joint), self.seed))
+        moves = not joint_graph.has_symbolic_sizes(joint)
+        return extract(joint, random_plan(planner_of(joint), self.seed, moves=moves))
 
     def uuid(self) -> object:
         """Nothing is cached in these runs."""
