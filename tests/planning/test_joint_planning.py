@@ -150,7 +150,7 @@ def test_the_device_and_the_cost_model_can_be_chosen() -> None:
 
 
 def test_a_broken_planner_warns_and_gradients_stay_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, **keywords: Any) -> Any:
         raise IndexError("the planner broke")
 
     monkeypatch.setattr(searches, "Planner", broken)
