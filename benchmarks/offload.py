@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 import compile_remat
 from benchmarks import models
 from benchmarks.common import harness
@@ -103,6 +105,7 @@ def row_of(case: models.Case, name: str, fraction: float, budget_bytes: int) -> 
 
 def _planned(case: models.Case, budget_bytes: int | str, offload: str) -> Report | None:
     """The report of a plan whose code was emitted; None if no plan fits."""
+    torch.compiler.reset()
     clear_process_state()
     try:
         with without_compiler():

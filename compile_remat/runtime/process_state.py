@@ -19,6 +19,10 @@
     inductor.cpp_kernels.building._functions  kernels that were loaded, by their code  no: equal code is equal
     inductor.cpp_kernels.unit.Unit.cache      the libraries that they are in           no: equal code is equal
     inductor.fusion_guard._orders             schedules of Inductor, weakly            go with their scheduler
+    _torch.offload.offload_ops._transfers     copies between device and host, weakly   go with their tickets
+    _torch.offload.offload_ops._serials       number of the next copy                  no: numbers only tell copies apart
+    _torch.offload.streams._STREAMS           copy engines, by kind of device          no: they hold nothing between copies
+    _torch.offload.host_memory.MAPPED         blocks of host memory                    yes; those that tensors hold stay
 
 The table leaves out values that are computed once and never change: hash of the sources, names of settings and types, rules of
 the installed Inductor, workspaces of kernels.  Two objects of torch carry state that lives as long as they do
@@ -28,6 +32,7 @@ the installed Inductor, workspaces of kernels.  Two objects of torch carry state
 from __future__ import annotations
 
 from compile_remat import config
+from compile_remat._torch.offload.host_memory import MAPPED
 from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.planning.plain_peaks import forget_plain_peaks
 from compile_remat.report import reset_reports
@@ -43,4 +48,5 @@ def clear_process_state() -> None:
     clear_budgets()
     forget_plain_peaks()
     forget_warnings()
+    MAPPED.drop_free()
     config.warn_unknown_variable.cache_clear()

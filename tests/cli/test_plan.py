@@ -222,9 +222,11 @@ def test_every_search_has_the_limit(
     limits: list[float | None] = []
     init = Planner.__init__
 
-    def seen(self: Planner, problem: Problem, work_seconds: float | None = None, *others: object) -> None:
+    def seen(
+        self: Planner, problem: Problem, work_seconds: float | None = None, *others: object, **named: object
+    ) -> None:
         limits.append(work_seconds)
-        init(self, problem, work_seconds, *others)  # type: ignore[arg-type]
+        init(self, problem, work_seconds, *others, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Planner, "__init__", seen)
     assert cli.main([command, *MODEL, *given]) == 0

@@ -223,9 +223,9 @@ def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.Monkey
     limits: list[float | None] = []
     init = Planner.__init__
 
-    def seen(self: Planner, problem: Any, work_seconds: float | None = None, *others: Any) -> None:
+    def seen(self: Planner, problem: Any, work_seconds: float | None = None, *others: Any, **named: Any) -> None:
         limits.append(work_seconds)
-        init(self, problem, work_seconds, *others)
+        init(self, problem, work_seconds, *others, **named)
 
     monkeypatch.setattr(Planner, "__init__", seen)
     with pytest.raises(TagConflictError) as caught:
