@@ -59,6 +59,7 @@ from compile_remat.passes import (
     Plan as Plan,
     Planner,
     PlanOption as PlanOption,
+    Offloaded as Offloaded,
     SlicedProduct as SlicedProduct,
     Status as Status,
     frontier,

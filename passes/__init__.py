@@ -18,6 +18,7 @@ __all__ = [  # noqa: F405
     "LiveBuffer",
     "NodeFacts",
     "NodeTable",
+    "Offloaded",
     "Origin",
     "PlainFacts",
     "Plan",

@@ -15,6 +15,7 @@ from compile_remat.passes.problem.facts import GraphFacts as GraphFacts
 from compile_remat.passes.problem.facts import KernelFacts as KernelFacts
 from compile_remat.passes.problem.facts import PlainFacts as PlainFacts
 from compile_remat.passes.problem.facts import RegionFacts as RegionFacts
+from compile_remat.passes.problem.plan import Offloaded as Offloaded
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import SlicedProduct as SlicedProduct
 from compile_remat.passes.problem.plan import Status as Status

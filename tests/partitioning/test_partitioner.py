@@ -14,7 +14,7 @@ from compile_remat._util.user_pass import UserPass
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import OpKind, Times, load_device
 from compile_remat.partitioning.partitioner import RematPartitioner, hash_of_sources, identity_text
-from compile_remat.passes import Assumptions, Planner
+from compile_remat.passes import Assumptions, Link, Planner
 from compile_remat.planning import plain_peaks
 from compile_remat.planning.request import ChosenPlan, Fit, FitBelow, Replay, Request, Resume, SharedOption
 from compile_remat.planning.searches import Searches
@@ -86,6 +86,7 @@ OTHER_SETTINGS: dict[str, object] = {
     "times": Times.of({"mm": 1}),
     "time_limit": 3.0,
     "plain_bytes": 1 << 20,
+    "link": Link(1, 2, 3),
     "joint_passes": (UserPass(print, "print", "an identity"),),
 }
 """The same for the settings."""
