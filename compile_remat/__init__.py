@@ -12,11 +12,11 @@ find_packages_beside(Path(__file__).resolve().parent)
 
 __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "InputChangedError", "LiveBuffer",
-    "MaxBatch", "MeasuredStep", "MissingExtraError", "Offloaded", "PassError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning",
-    "RankError", "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "Reports", "SettingWarning",
-    "SharedBudgetError", "SizeRange", "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain", "install",
-    "largest_batch", "measured_step", "options", "pareto", "partition", "plan", "plan_rank", "reports", "reset_reports",
-    "uninstall",
+    "MaxBatch", "MeasuredStep", "MissingExtraError", "Offloaded", "PassError", "Plan", "PlanMismatchError", "PlanOption",
+    "PlannerWarning", "RankError", "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "Reports",
+    "SettingWarning", "SharedBudgetError", "SizeRange", "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain",
+    "install", "largest_batch", "measured_step", "options", "pareto", "partition", "plan", "plan_rank", "reports",
+    "reset_reports", "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass
