@@ -3,11 +3,13 @@
 Bisection finds the lowest budget that the segments' dynamic programme meets.  Local search then lowers the peak of the best
 plan: several times, its target is a part of the plan's own peak.  Next, the search tries random neighbours of that plan, and runs
 as a whole for a budget that no plan can meet: without this run, a U-Net's plan for a budget had a peak 2 % below the lowest plan.
+Once more, swaps reach further: two residual sums have several small values between them.
 Last, the search runs for budgets just below the lowest peak so far: a WaveNet's plan for a budget lay below its lowest plan.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -46,6 +48,7 @@ class MinimumPeak:
             minimum_peak = [best]
             if not search.work.is_spent:
                 minimum_peak.append(self._searched(best, options.floor_search_target))
+                minimum_peak.append(self._swapped_widely(best, options.floor_search_target))
                 best = min(minimum_peak, key=search.peak)
                 while (lower := self._descended(best)) is not None:
                     minimum_peak.append(lower)
@@ -86,6 +89,17 @@ class MinimumPeak:
         """The plan of lowest peak from the whole search for a budget of `share` times the peak of `mask`."""
         search = self.search
         return min(search.candidates(int(share * search.peak(mask))), key=search.peak)
+
+    def _swapped_widely(self, mask: Bools, share: float) -> Bools:
+        """A plan for `share` times the peak of `mask`, from the best level, by a local search whose swaps reach further."""
+        search, options = self.search, self.search.options
+        target, near = int(share * search.peak(mask)), search.searcher
+        far, most = (options.far_swaps * each for each in (options.swap_distance, options.max_moves))
+        searcher = replace(near, options=replace(options, swap_distance=far, max_moves=most), simulations=0)
+        found = searcher.run(search.best_level(target), target, 1 + options.rounds)
+        found = searcher.run(found, target, options.rounds, options.strict_factor)
+        near.simulations += searcher.simulations
+        return found
 
     def _descended(self, mask: Bools) -> Bools | None:
         """A plan of lower peak than `mask`, from the whole search for budgets just below its peak; None if none is found."""

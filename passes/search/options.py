@@ -80,6 +80,8 @@ class SearchOptions:
         floor_search_target, descent_targets: Fractions of the lowest peak so far for which the whole search runs: once at the
             first, then at the others, one after the other, for as long as one of them lowers the peak.  With 0.95 alone, a
             WaveNet's lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).
+        far_swaps: Factor on `swap_distance` and `max_moves` in one more local search for the first of these targets.  Without it,
+            `min` of a diffusion transformer was 3 % higher (`python -m benchmarks.gap --part zoo --model dit`).
         same_peak: Of plans whose peaks differ by less than this factor, the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
         max_floor_perturbations, perturbation_work: Most perturbations of the plan of lowest peak, and most perturbations times
@@ -174,6 +176,7 @@ class SearchOptions:
     min_peak_rounds: int = 6
     pressed_targets: tuple[float, ...] = (0.95, 0.85)
     floor_search_target: float = 0.3
+    far_swaps: int = 2
     descent_targets: tuple[float, ...] = (0.95, 0.98)
     same_peak: float = 0.998
     perturbation_flips: int = 4
