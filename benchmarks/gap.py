@@ -1,6 +1,7 @@
 """Distance of plans from the best plan: gap to the proven bound on full graphs, to the exact optimum on small copies.
 
     python -m benchmarks.gap [--part models] [--part unseen] [--part large] [--part exact] [--model unet] [--toy] [--json OUT]
+    python -m benchmarks.gap --part zoo [--model dit] [--toy] [--json OUT]
 
 Nothing is compiled. Each graph is planned for at 0.8, 0.6, 0.4 and 0.3 of the peak of its fastest plan; `gap` is the time
 between plan and proven bound, as a part of the step's estimated time. The bound beside a plan is one that planning can afford;
@@ -10,6 +11,8 @@ the other benchmarks, `unseen` six that the planner was not tuned on, `large` ro
 `exact` cuts a small copy of nine models down to few free choices and simulates all its plans: plan, optimum and bound stand
 side by side at budgets from the lowest peak of any plan to the one of the fastest. The exit status is 1 if a gap is more than
 1 %, if a plan is more than 0.5 % of the step above its optimum, or if a lowest peak is more than 1 % above the lowest there is.
+
+`zoo`, made alone, takes gaps of models of `benchmarks.zoo` apart (`benchmarks.zoo.gaps`); it needs their libraries.
 """
 
 import argparse
@@ -26,6 +29,7 @@ from benchmarks.common import harness, synthetic
 from benchmarks.common.exact import cut_down, exact_front
 from benchmarks.common.harness import mib, percent
 from benchmarks.models.unseen import UNSEEN
+from benchmarks.zoo import ENTRIES, gaps
 from compile_remat.api import look
 from compile_remat.passes import Plan, Planner, Problem, SearchOptions
 from compile_remat.passes.search.bounds.moment_bound import MomentBound
@@ -42,6 +46,7 @@ LARGE: dict[str, Callable[[], Problem]] = {
 """Transformer-like graphs of 1,000 to 20,000 nodes."""
 
 PARTS = ("models", "unseen", "large", "exact")
+ZOO = "zoo"
 FRACTIONS = (0.8, 0.6, 0.4, 0.3)
 GAP_LIMIT = 0.01
 OPTIMUM_LIMIT = 0.005
@@ -100,9 +105,18 @@ class GapRow:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = harness.parser("gap between plans and their proven bounds, or the exact optimum")
-    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; default all")
-    parser.add_argument("--model", action="append", choices=list(models.CASES), help="may be repeated")
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=(*PARTS, ZOO),
+        help=f"may be repeated, {ZOO} is made alone; default all others",
+    )
+    parser.add_argument("--model", action="append", help="may be repeated")
     arguments = parser.parse_args(argv)
+    if ZOO in (arguments.part or ()):
+        return _zoo(parser, arguments)
+    if unknown := sorted(set(arguments.model or ()) - set(models.CASES)):
+        parser.error(f"no model is called {unknown[0]}; there are {', '.join(models.CASES)}")
     head = harness.header(arguments.device)
     harness.print_header(head)
     rows: list[GapRow] = []
@@ -116,6 +130,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(harness.ascii_table(*(exact_table(of_kind) if kind == "exact" else gap_table(of_kind))))
         print(summary(of_kind))
     return int(any(row.verdict.startswith("miss") for row in rows))
+
+
+def _zoo(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    if set(arguments.part) != {ZOO}:
+        parser.error(f"--part {ZOO} is made alone: its rows are of another kind")
+    known = [entry.name for entry in ENTRIES]
+    if unknown := sorted(set(arguments.model or ()) - set(known)):
+        parser.error(f"no model of the zoo is called {unknown[0]}; there are {', '.join(known)}")
+    return gaps.made(arguments)
 
 
 def problem_of(name: str, arguments: argparse.Namespace, scale: float) -> Problem:

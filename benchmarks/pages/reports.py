@@ -32,6 +32,7 @@ from benchmarks.common import frontier
 from benchmarks.common.result_rows import Row
 from benchmarks.common.timing import RatioInterval
 from benchmarks.pages.tables import Table, markdown_table
+from benchmarks.zoo import gaps
 from benchmarks.zoo import summary as zoo_summary
 from benchmarks.zoo.rows import ZooRow
 
@@ -204,6 +205,9 @@ REPORTS: dict[str, Report] = {
         lambda rows: gap.gap_table([row for row in rows if row.kind != "exact"]),
         _gap_summary,
         _verdicts(lambda row: (row.model, f"{row.budget_bytes / row.fastest_peak_bytes:.1f}")),
+    ),
+    "gap_zoo_cpu.json": Report(
+        gaps.PartsRow, gaps.table, gaps.summary, _verdicts(lambda row: (row.model, row.setting))
     ),
     "first_step_cpu.json": Report(first_step.FirstStepRow, first_step.table, first_step.summary),
     "planning_time_cpu.json": Report(planning_time.PlanningTimeRow, planning_time.table, planning_time.summary),

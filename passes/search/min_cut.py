@@ -47,7 +47,11 @@ class Cut:
 
 
 class CutSolver:
-    """Cuts of one problem at any price."""
+    """Cuts of one problem at any price.
+
+    Attributes:
+        num_cuts: Number of cuts asked for.  A search asks for the bound at its budget many times, but each cut is solved once.
+    """
 
     def __init__(self, problem: Problem) -> None:
         values = problem.values
@@ -74,9 +78,16 @@ class CutSolver:
         self.work_slots = slice(len(needed) + n, len(needed) + 2 * n)
         self.pinned = pinned
         self.num_cuts = 0
+        self._known: dict[float, Cut] = {}
 
     def cut(self, price: float) -> Cut:
         """The cheapest saved set when a byte costs `price` ns."""
+        self.num_cuts += 1
+        if price not in self._known:
+            self._known[price] = self._solved(price)
+        return self._known[price]
+
+    def _solved(self, price: float) -> Cut:
         n = len(self.nbytes)
         save = np.where(self.finite, self.save_time + price * self.nbytes, np.inf)
         work = np.where(self.pinned, np.inf, self.time)
@@ -96,7 +107,6 @@ class CutSolver:
         reached[scipy.sparse.csgraph.breadth_first_order(residual, 2 * n, directed=True, return_predecessors=False)] = (
             True
         )
-        self.num_cuts += 1
         saved = np.flatnonzero(reached[:n] & ~reached[n : 2 * n])
         recomputed = reached[n : 2 * n]
         time_ns = int(self.time[recomputed].sum() + self.save_time[saved].sum())

@@ -24,6 +24,7 @@ import numpy as np
 from compile_remat.passes.memory.candidate_plan import Candidate, candidate, has_copy, may_run_again, widened
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.duplication import original
+from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.search.moves.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable
@@ -206,14 +207,27 @@ class Recursion:
 
     def improved(self, found: Candidate, budget_bytes: int) -> Candidate:
         """The plan after local search for a budget, which the plan may still exceed; the values computed twice stay the same."""
-        simulator, values = found.simulator, found.simulator.problem.values
-        copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
-        pinned = widened(self.pinned, has_copy(self.simulator.problem, found.again))
-        pool = search_pool(simulator, pinned, self.options.pool_share, ~copied)
-        searcher = LocalSearch(simulator, pool, pinned, self.weight, self.options)
-        mask = searcher.run(found.saved, budget_bytes, self.options.min_peak_rounds, self.options.strict_factor)
+        searcher = search_on(found, self.simulator.problem, self.pinned, self.weight, self.options)
+        options = self.options
+        mask = searcher.run(found.saved, budget_bytes, options.min_peak_rounds, options.strict_factor)
         self.simulations += searcher.simulations
-        return replace(found, saved=mask, batch=simulator.one(mask))
+        return replace(found, saved=mask, batch=found.simulator.one(mask))
+
+
+def search_on(
+    found: Candidate, problem: Problem, pinned: Bools, weight: float, options: SearchOptions = DEFAULT
+) -> LocalSearch:
+    """A local search for plans that compute the same values twice as `found` does, over masks of the problem with copies.
+
+    Args:
+        problem, pinned: The problem without copies, and its values that must be saved, [values].
+        weight: As in `LocalSearch`.
+    """
+    values = found.simulator.problem.values
+    copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
+    wide = widened(pinned, has_copy(problem, found.again))
+    pool = search_pool(found.simulator, wide, options.pool_share, ~copied)
+    return LocalSearch(found.simulator, pool, wide, weight, options)
 
 
 def _longer(

@@ -7,7 +7,7 @@ Shcherbina, Safe bounds in linear and mixed-integer linear programming, 2004).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ class Programme:
     def __init__(self, simulator: Simulator) -> None:
         values = simulator.problem.values
         self.num_values = n = len(values)
-        self._rows: list[int] = []
+        self._lengths: list[int] = []
         self._columns: list[int] = []
         self._weights: list[float] = []
         self._right: list[float] = []
@@ -87,19 +87,19 @@ class Programme:
         """Entries that sum to `weight` if value `v` is saved."""
         return [(v, weight), (self.num_values + v, -weight)]
 
-    def at_most(self, entries: Iterable[Entry], right: float = 0.0) -> None:
+    def at_most(self, entries: Sequence[Entry], right: float = 0.0) -> None:
         """Adds a rule: the entries sum to at most `right`."""
         self._add(entries, right, is_point=False)
 
-    def point(self, entries: Iterable[Entry], fixed_bytes: int) -> None:
+    def point(self, entries: Sequence[Entry], fixed_bytes: int) -> None:
         """Adds a point of the step: the entries plus `fixed_bytes` stay within the budget."""
         self._add(entries, -float(fixed_bytes), is_point=True)
 
-    def _add(self, entries: Iterable[Entry], right: float, *, is_point: bool) -> None:
-        pairs = list(entries)
-        self._rows += [len(self._right)] * len(pairs)
-        self._columns += [column for column, _ in pairs]
-        self._weights += [weight for _, weight in pairs]
+    def _add(self, entries: Sequence[Entry], right: float, *, is_point: bool) -> None:
+        columns, weights = zip(*entries, strict=True) if entries else ((), ())
+        self._columns += columns
+        self._weights += weights
+        self._lengths.append(len(columns))
         self._right.append(right)
         self._is_point.append(is_point)
 
@@ -165,5 +165,6 @@ class Programme:
         shape = len(self._right), self._num_variables
         if self._made is not None and self._made.shape == shape:
             return self._made
-        self._made = scipy.sparse.csr_array((self._weights, (self._rows, self._columns)), shape=shape, dtype=np.float64)
+        rows = np.repeat(np.arange(len(self._lengths)), self._lengths)
+        self._made = scipy.sparse.csr_array((self._weights, (rows, self._columns)), shape=shape, dtype=np.float64)
         return self._made
