@@ -29,11 +29,10 @@ from compile_remat.passes import Plan, Planner, Problem, SearchOptions
 from compile_remat.passes.search.bounds.moment_bound import MomentBound
 
 MODELS = (
-    "conv_lstm", "radiance_field", "dit", "siren", "gin", "deepfm", "monai_unet", "bert", "vit", "t5", "convnext", "llama", "fnet",
-    "edge_cnn", "schnet", "gradient_penalty", "ode_rk4", "patchtst", "attention_unet", "mlp_mixer", "resnet18", "diagonal", "clip",
-    "graph_sage", "masked_flow", "gpt2", "mixtral", "densenet", "qwen2_moe", "whisper", "lstm_cells", "spline_flow",
+    "conv_lstm", "radiance_field", "dit", "siren", "gin", "deepfm", "monai_unet", "bert", "t5", "convnext", "llama", "fnet",
+    "edge_cnn", "schnet", "gradient_penalty", "ode_rk4", "patchtst", "attention_unet", "mlp_mixer", "resnet18", "vit",
 )  # fmt: skip
-"""Models of all families that are traced quickly; `--model` takes any other of the zoo."""
+"""Models of many families that are traced quickly; `--model` takes any other of the zoo."""
 
 FRACTIONS = (0.8, 0.6, 0.4)
 LOWEST, COPY = "min", "copy"
