@@ -30,7 +30,8 @@ from compile_remat.passes.search.bounds.moment_bound import MomentBound
 
 MODELS = (
     "conv_lstm", "radiance_field", "dit", "siren", "gin", "deepfm", "monai_unet", "bert", "t5", "convnext", "llama", "fnet",
-    "edge_cnn", "schnet", "gradient_penalty", "ode_rk4", "patchtst", "attention_unet", "mlp_mixer", "resnet18", "vit",
+    "schnet", "gradient_penalty", "ode_rk4", "patchtst", "attention_unet", "mlp_mixer", "resnet18", "vit", "edge_cnn", "diagonal",
+    "mixtral",
 )  # fmt: skip
 """Models of many families that are traced quickly; `--model` takes any other of the zoo."""
 
