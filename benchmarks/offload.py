@@ -5,7 +5,7 @@
 Each model is planned on this machine at 0.6 and 0.4 of the peak of `max`, priced as `PRICED` with the bandwidth to the host that
 the table of devices has; its code is emitted, and nothing runs.  `extra` is the time beyond plain torch.compile's, as a part of its
 step, of the plan that keeps or recomputes all tensors; `moved` that of the plan with `offload="auto"`, and `bound` its proven lower
-bound.  `host` are the bytes that leave.  `predicted` is the plan's peak, `lowered` that of the emitted code.  "floor": the budget
+bound.  `host` are the bytes that leave.  `planned` is the plan's peak, `lowered` that of the emitted code.  "floor": the budget
 is below the lowest peak.  The exit status is 1 if code is above its budget, or a plan with copies is slower than one without.
 """
 
@@ -27,7 +27,7 @@ from compile_remat.runtime.process_state import clear_process_state
 PRICED = "h100-sxm"
 MODELS = ("gpt", "llama", "chain256", "resnet", "unet", "experts")
 FRACTIONS = (0.6, 0.4)
-TITLES = ("model", "budget", "MiB", "extra", "moved", "bound", "host", "copies", "predicted", "lowered", "verdict")
+TITLES = ("model", "budget", "MiB", "extra", "moved", "bound", "host", "copies", "planned", "lowered", "verdict")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OffloadRow:
         extra_share, moved_share, bound_share: Parts of plain torch.compile's step: without copies, with them, and their bound; None
             where no plan fits.
         host_bytes, copies: Bytes and number of the tensors that wait on the host.
-        predicted_bytes, lowered_bytes: Peak of the plan with copies, and of its code.
+        planned_bytes, lowered_bytes: Peak of the plan with copies, and of its code.
     """
 
     model: str
@@ -49,7 +49,7 @@ class OffloadRow:
     bound_share: float | None = None
     host_bytes: int = 0
     copies: int = 0
-    predicted_bytes: int | None = None
+    planned_bytes: int | None = None
     lowered_bytes: int | None = None
 
     @property
@@ -125,7 +125,7 @@ def table(rows: Sequence[OffloadRow]) -> tuple[Sequence[str], list[list[str]]]:
             *map(percent, (row.extra_share, row.moved_share, row.bound_share)),
             mib(row.host_bytes),
             str(row.copies),
-            *map(mib, (row.predicted_bytes, row.lowered_bytes)),
+            *map(mib, (row.planned_bytes, row.lowered_bytes)),
             row.verdict,
         ]
         for row in rows

@@ -91,7 +91,7 @@ class PartsRow:
 
     @property
     def gap(self) -> float:
-        """What the bound leaves open: of the step's time, or of the plan's peak at the lowest peak."""
+        """The part that the bound leaves open: of the step's time, or of the plan's peak at the lowest peak."""
         return (self.peak_bytes - self.least_bytes) / self.peak_bytes if self.is_lowest else self.extra - self.bound
 
     @property
