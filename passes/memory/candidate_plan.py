@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
+from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.duplication import with_copies
 from compile_remat.passes.problem.problem import SAVE, Problem, Value
 from compile_remat.passes.problem.work_budget import WorkBudget
@@ -68,5 +68,15 @@ def has_copy(problem: Problem, names: Collection[str]) -> Bools:
 def widened(mask: Bools, is_copied: Bools) -> Bools:
     """Converts a mask over the values to a mask over the values with copies, which is False at each copy."""
     wide = np.zeros(len(mask) + int(is_copied.sum()), dtype=bool)
-    wide[np.arange(len(mask)) + np.cumsum(is_copied) - is_copied] = mask
+    wide[_places(is_copied)] = mask
     return wide
+
+
+def narrowed(wide: Bools, is_copied: Bools) -> Bools:
+    """The mask that `widened` converts to a mask in which no copy is True."""
+    return np.asarray(wide[_places(is_copied)])
+
+
+def _places(is_copied: Bools) -> Ints:
+    """The position of each value among the values with copies."""
+    return np.arange(len(is_copied)) + np.cumsum(is_copied) - is_copied

@@ -6,11 +6,12 @@ All graphs take one code path.  The same problem gives the same plan in every pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from compile_remat.passes.memory.candidate_plan import Candidate, candidate
+from compile_remat.passes.memory.candidate_plan import Candidate, candidate, has_copy, narrowed
 from compile_remat.passes.memory.plan_timeline import timeline_of
 from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.memory.step_curve import StepCurve, curve_of
@@ -26,6 +27,9 @@ from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.recursive import Recursion
 from compile_remat.passes.search.strategy import Search
+
+BYTES_PER_NS = 1000
+"""A price of recomputation that knows no times: values of all kernels cost what they take in memory."""
 
 
 def solve(problem: Problem, budget_bytes: int) -> Plan:
@@ -267,12 +271,30 @@ class Planner:
 
     @cached_property
     def _lowest(self) -> Candidate:
-        """The plan of lowest peak, recursive or not; more local search replaces the plan only if the peak falls clearly."""
+        """The plan of lowest peak, recursive or not, after two searches: one with the problem's times, one with prices of bytes."""
+        by_bytes = self._low_by_bytes
+        is_lower = by_bytes.peak_bytes < self._low_by_time.peak_bytes * self.options.same_peak
+        return self._settled(by_bytes if is_lower else self._low_by_time)
+
+    @cached_property
+    def _low_by_bytes(self) -> Candidate:
+        """The lowest plan that is found if recomputing a value costs as much as the value's bytes.
+
+        A search for the lowest peak follows times where peaks do not tell it what to save, and gets stuck where these lead.
+        """
+        values = tuple(replace(v, time_ns=v.nbytes // BYTES_PER_NS, save_time_ns=0) for v in self.problem.values)
+        low = self._twin(replace(self.problem, values=values), None)._low_by_time
+        saved = narrowed(low.saved, has_copy(self.problem, low.again))
+        return candidate(self.problem, saved, low.again, self.work) if low.again else self._once(saved)
+
+    @cached_property
+    def _low_by_time(self) -> Candidate:
+        """The lowest plan that is found with the problem's times; local search replaces a plan only if the peak falls clearly."""
         recursive = self._lowest_recursive if self.options.uses_recursion else None
         found = self._once(self.minimum_peak.found[0]) if recursive is None else recursive
         with self.work.search():
             pressed = min(map(self._pressed, [found, *self._known]), key=lambda each: each.peak_bytes)
-        return self._settled(pressed if pressed.peak_bytes < found.peak_bytes * self.options.same_peak else found)
+        return pressed if pressed.peak_bytes < found.peak_bytes * self.options.same_peak else found
 
     def _settled(self, lowest: Candidate) -> Candidate:
         """The plan after the last moves of a search, which keep its peak; plans that compute values twice stay as they are."""
