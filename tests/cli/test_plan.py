@@ -230,7 +230,7 @@ def test_every_search_has_the_limit(
 
     monkeypatch.setattr(Planner, "__init__", seen)
     assert cli.main([command, *MODEL, *given]) == 0
-    assert set(limits) == {limit} and (len(limits) > 2) == (command == "plan")
+    assert set(limits) == {limit} and (len(limits) > 3) == (command == "plan")
 
 
 def test_a_search_that_ended_at_its_limit_is_noted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ MUTATED = Program(
 )
 
 
-def save_nothing(planner: Planner, seed: int) -> Plan:
+def save_nothing(planner: Planner, seed: int, *, moves: bool = False) -> Plan:
     return planner.plan_of(np.zeros(len(planner.problem.values), dtype=bool), None)
 
 
