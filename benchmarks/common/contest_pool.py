@@ -238,7 +238,7 @@ class Pool:
             self.keep(model, self.points(model))
 
     def time(self, deadline: float, visits: int = 1) -> bool:
-        """Time the points of each model, so often one after the other: A B A B.
+        """Time the points of each model in turn, and as often as `visits` says begin anew: A B A B.
 
         Returns:
             False if time ran out; no visit is begun that would by the longest before it end behind the deadline.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compile_remat._torch.offload.copy_order import place_copies
+from compile_remat._torch.offload.copy_order import has_copies, place_copies
 from compile_remat._torch.version import private_name, torch_version
 from compile_remat.inductor.scheduler_graph import Kernel, SchedulerGraph
 
@@ -44,8 +44,9 @@ def move_kernels(nodes: list[Any]) -> list[Any]:
     A forward keeps Inductor's order, which the planner knows, except for concatenated outputs of region calls and for scatters.
     """
     nodes, graph = join_at_once(nodes), V.graph.module.graph
-    ranks = {node: rank for rank, node in enumerate(graph.nodes)}
-    nodes = place_copies(nodes, {node.get_name(): _rank(node, ranks) for node in nodes})
+    if has_copies(nodes):
+        ranks = {node: rank for rank, node in enumerate(graph.nodes)}
+        nodes = place_copies(nodes, {node.get_name(): _rank(node, ranks) for node in nodes})
     if any(isinstance(node.node, SCATTERS) for node in nodes):
         sequence = KernelSequence(nodes, V.graph.get_output_names(), graph.nodes)
         nodes = sequence.nodes if sequence.move_starts_down() else nodes

@@ -118,12 +118,12 @@ class _Workspace(TorchDispatchMode):
 
     Attributes:
         nbytes: The most bytes that one operator takes beside its outputs, since `begin`; copies of lazy operands included.
-        outside: Tensors that operators have made in host memory, outside of the allocator that is counted.
+        outside: Storages that operators have made in host memory, outside of the allocator that is counted, with their tensors.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.outside: list[torch.Tensor] = []
+        self.outside: dict[int, torch.Tensor] = {}  # kept alive: a storage's address is its key
         self.begin()
 
     def begin(self) -> None:
@@ -137,7 +137,7 @@ class _Workspace(TorchDispatchMode):
         copies_bytes = sum(self._made.get(key, 0) for key in given)
         self.nbytes = max(self.nbytes, workspace_bytes(func, args, kwargs) + copies_bytes)
         result = func(*args, **kwargs)
-        self.outside += made_in_host_memory(func, result)
+        self.outside |= {x.untyped_storage()._cdata: x for x in made_in_host_memory(func, result)}
         self._made |= {key: nbytes for key, nbytes in _tensors(result) if key not in given}
         return result
 
@@ -362,10 +362,9 @@ class _Run:
     def _counted(self, value: object) -> Iterator[tuple[int, int]]:
         """Yields each counted storage of a value once, with its bytes; inputs that share a storage yield it once."""
         seen = set[int]()
-        outside = {key for key, _ in _tensors(self.workspace.outside)}
         for key, nbytes in _tensors(value):
             found = self.shared.get(key, (key, nbytes))
-            if key not in self.given and key not in outside and found[0] not in seen:
+            if key not in self.given and key not in self.workspace.outside and found[0] not in seen:
                 seen.add(found[0])
                 yield found
 

@@ -87,7 +87,9 @@ def plan_joint(
     """
     problem, budget = prepared.problem, prepared.effective
     deadline = deadline_of(problem, settings.time_limit) if context.has_deadline else None
-    link = None if joint_graph.has_symbolic_sizes(prepared.joint) else settings.link
+    link = settings.link
+    if link is not None and joint_graph.has_symbolic_sizes(prepared.joint):
+        link = None
     planner = (context.searches or Searches()).planner(problem, settings.time_limit, deadline, link)
     request_now = interrupted_by(request)
     if isinstance(request, Resume) and request.problem_key != problem.key():

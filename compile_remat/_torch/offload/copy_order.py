@@ -23,8 +23,13 @@ MultiOutput = private_name("torch._inductor.ir", "MultiOutput")
 OPERATORS = (STASH, RELEASE, FETCH, ARRIVED)
 
 
+def has_copies(nodes: Iterable[Any]) -> bool:
+    """Returns whether the scheduler's nodes have an operator of offload."""
+    return any(_operator(node) in OPERATORS for node in nodes)
+
+
 def place_copies(nodes: list[Any], ranks: Mapping[str, int]) -> list[Any]:
-    """Returns the scheduler's nodes with offload's operators at their places; the same list if there are none.
+    """Returns the scheduler's nodes with offload's operators at their places.
 
     Args:
         nodes: Scheduler nodes in a topological order.
@@ -34,8 +39,6 @@ def place_copies(nodes: list[Any], ranks: Mapping[str, int]) -> list[Any]:
         RuntimeError: A kernel reads a tensor on the host, whose copy nothing has waited for.
     """
     groups = _groups(nodes)
-    if not groups:
-        return nodes
     _check_host(nodes, groups)
     moved = {id(node) for group in groups for node in group}
     rest = [node for node in nodes if id(node) not in moved]

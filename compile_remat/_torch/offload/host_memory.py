@@ -1,8 +1,8 @@
 """Host memory that outlives a step: pinned by torch for CUDA, mapped outside of torch's allocator for the CPU.
 
 Torch's caching allocator of pinned memory keeps blocks for the next step, and hands a block on only once the copies that read or
-write it have ended.  It rounds a block up to a power of two, so a large tensor takes several blocks' worth of one: see
-`pinned_bytes`.  Mapped blocks are kept by size here, as the kernel would clear each new page.
+write it have ended.  It rounds a block up to a power of two, which the setting `host_memory` does not count.  Mapped blocks are
+kept by size here, as the kernel would clear each new page.
 """
 
 from __future__ import annotations
@@ -85,8 +85,3 @@ def empty_mapped(like: torch.Tensor) -> torch.Tensor:
 def empty_pinned(like: torch.Tensor) -> torch.Tensor:
     """Pinned memory with the layout of a tensor; raises RuntimeError if there is none."""
     return torch.empty(span_of(like), dtype=like.dtype, pin_memory=True).as_strided(like.size(), like.stride())
-
-
-def pinned_bytes(nbytes: int) -> int:
-    """Bytes that torch's allocator of pinned memory takes for `nbytes`: the next power of two."""
-    return 1 << max(0, nbytes - 1).bit_length()

@@ -58,9 +58,9 @@ def _send(forward: fx.GraphModule, value: Offloaded) -> None:
         host = graph.call_function(operator.getitem, (stash, 0))
     with graph.inserting_before(_named(graph, value.release_before) if value.release_before else output):
         release = graph.call_function(RELEASE, (node, ticket))
-    _describe(node, stash, host, ticket, release)
-    _rename(host, value.name + HOST)
-    _rename(ticket, value.name + TICKET)
+    _describe(node, host, ticket, stash, release)
+    host.name = value.name + HOST
+    ticket.name = value.name + TICKET
     returned[places[0] : places[0] + 1] = [host, ticket]
     output.args = (tuple(returned), *output.args[1:])
     descriptions = output.meta.get("desc")
@@ -91,30 +91,25 @@ def _bring_back(backward: fx.GraphModule, value: Offloaded) -> None:
         arrive = graph.call_function(ARRIVE, (made, host, arrival))
     given.replace_all_uses_with(arrive)
     graph.erase_node(given)
-    _describe(given, None, host, ticket, None)
+    _describe(given, host, ticket, None, None)
     for node in (made, arrive):
         node.meta = dict(given.meta)
     fetch.meta = {**given.meta, "val": (fake, ticket.meta["val"])}
     arrival.meta = {**given.meta, "val": ticket.meta["val"]}
-    _rename(made, value.name + FETCHED)
-    _rename(arrival, value.name + ARRIVAL)
-    _rename(arrive, value.name)
+    made.name = value.name + FETCHED
+    arrival.name = value.name + ARRIVAL
+    arrive.name = value.name
 
 
-def _describe(given: fx.Node, stash: fx.Node | None, host: fx.Node, ticket: fx.Node, release: fx.Node | None) -> None:
+def _describe(given: fx.Node, host: fx.Node, ticket: fx.Node, stash: fx.Node | None, release: fx.Node | None) -> None:
     """Sets the ``meta`` of the nodes that stand for a tensor on the host, with fake tensors of the tensor's own mode."""
     fake: Any = given.meta["val"]
     with fake.fake_mode:
         values = STASH(fake)
-    host.meta, ticket.meta = ({**given.meta, "val": value, "tensor_meta": None} for value in values)
-    for node in (host, ticket):
-        node.meta.pop("tensor_meta")
-    if stash is not None:
-        stash.meta = {**given.meta, "val": values}
-        stash.meta.pop("tensor_meta", None)
-    if release is not None:
-        release.meta = {**given.meta, "val": None}
-        release.meta.pop("tensor_meta", None)
+    shared = {name: value for name, value in given.meta.items() if name != "tensor_meta"}
+    for node, value in ((host, values[0]), (ticket, values[1]), (stash, values), (release, None)):
+        if node is not None:
+            node.meta = {**shared, "val": value}
 
 
 def _named(graph: fx.Graph, name: str) -> fx.Node:
@@ -122,7 +117,3 @@ def _named(graph: fx.Graph, name: str) -> fx.Node:
     if node is None:
         raise ValueError(f"the plan offloads a value at {name!r}, which the graph does not have")
     return node
-
-
-def _rename(node: fx.Node, name: str) -> None:
-    node.name = name
