@@ -159,17 +159,17 @@ class ThreadEngine:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Sequence[Event]) -> ThreadEvent:
         """See `Engine.copy`."""
-        event = ThreadEvent()
+        event, tensors = ThreadEvent(), [target, source]
 
         def run() -> None:
             try:
                 for earlier in after:
                     earlier.synchronize()
                 self.before_copy()
-                to, from_ = elements(target), elements(source)
-                ctypes.memmove(to.data_ptr(), from_.data_ptr(), from_.nbytes)
+                _copy_memory(*tensors)
             except BaseException as error:  # whoever waits for the copy raises it
                 event.error = error.with_traceback(None)
+            tensors.clear()  # before anyone is woken, who may count on their memory at once
             event.end()
 
         self._give(run)
@@ -261,6 +261,11 @@ def streams_replaced(kind: str, streams: Streams) -> Iterator[None]:
         yield
     finally:
         _STREAMS[kind] = kept
+
+
+def _copy_memory(target: torch.Tensor, source: torch.Tensor) -> None:
+    to, from_ = elements(target), elements(source)
+    ctypes.memmove(to.data_ptr(), from_.data_ptr(), from_.nbytes)
 
 
 def _engines() -> dict[Direction, ThreadEngine]:

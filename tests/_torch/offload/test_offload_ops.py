@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from compile_remat._torch.offload import offload_ops
+from compile_remat._torch.offload import offload_ops, streams
 from compile_remat._torch.offload.host_memory import MAPPED
-from compile_remat._torch.offload.streams import Direction, ThreadStreams, streams_of, streams_replaced
+from compile_remat._torch.offload.streams import Direction, ThreadEvent, ThreadStreams, streams_of, streams_replaced
 from tests.threads import run_at_once
 
 CPU = torch.device("cpu")
@@ -142,6 +143,35 @@ def test_an_unfinished_transfer_keeps_its_memory_until_the_copy_has_ended() -> N
         gate.open_later()
         del stashed  # as in a forward that raises before the release
         assert gate.opened.is_set()
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_waits_for_a_copy_finds_its_memory_free(
+    direction: Direction, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread holds no tensor when it says that the copy has ended, or its memory counts in a peak by chance."""
+    tensors, dead = [torch.randn(100), torch.randn(100)], []
+    watched = [weakref.ref(tensor) for tensor in tensors]
+
+    def end(event: ThreadEvent) -> None:
+        dead.append([ref() is None for ref in watched])
+        ended(event)
+
+    ended = ThreadEvent.end
+    gate = Gate(direction)
+    event = gate.streams.engine(CPU, direction).copy(*tensors, [])
+    tensors.clear()
+    monkeypatch.setattr(ThreadEvent, "end", end)
+    if fails:
+        monkeypatch.setattr(streams.ctypes, "memmove", None)
+    gate.opened.set()
+    if fails:
+        with pytest.raises(RuntimeError, match="a copy between device and host failed"):
+            event.synchronize()
+    else:
+        event.synchronize()
+    assert dead == [[True, True]]
 
 
 def test_a_ticket_of_a_copied_tensor_is_refused() -> None:
