@@ -65,8 +65,8 @@ class Llama(nn.Module):
         self.norm, self.head = RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
         half = width // 8 // 2
         angles = torch.outer(torch.arange(tokens).float(), 10000.0 ** (-torch.arange(half) / half)).repeat(1, 2)
-        self.register_buffer("cosine", angles.cos())
-        self.register_buffer("sine", angles.sin())
+        self.register_buffer("cosine", angles.cos().to(torch.get_default_dtype()))
+        self.register_buffer("sine", angles.sin().to(torch.get_default_dtype()))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """[B, T], [B, T] -> scalar loss"""

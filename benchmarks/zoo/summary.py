@@ -125,7 +125,8 @@ def remark_of(row: ZooRow) -> str:
 def miss(row: ZooRow, rows: Sequence[ZooRow]) -> str:
     """The reason why a row falls short; empty if it does not.
 
-    A floor is right unless `min` of the same model lies below the budget, or beside the floor by more than `LIMIT`.
+    A floor is one graph's.  It is right unless `min` of the same model lies below the budget, or every graph's peak under `min`
+    beside the floor by more than `LIMIT`.
     """
     if row.outcome in (FAILED, TIMEOUT, STALLED):
         return f"{row.outcome}: {row.failure}"
@@ -178,7 +179,7 @@ def _floor_reasons(row: ZooRow, rows: Sequence[ZooRow]) -> list[str]:
     reasons = []
     if row.budget_bytes >= lowest.peak_bytes:
         reasons.append(f"refused, although min reaches {mib(lowest.peak_bytes)}")
-    if abs(row.floor_bytes / lowest.peak_bytes - 1) > LIMIT:
+    if min(abs(row.floor_bytes / peak - 1) for peak in lowest.emitted_bytes if peak) > LIMIT:
         reasons.append(f"floor {mib(row.floor_bytes)}, min reaches {mib(lowest.peak_bytes)}")
     return reasons
 

@@ -334,6 +334,13 @@ def test_floors_are_compared_with_min(budget_bytes: int, floor_bytes: int, expec
     assert summary.miss(row, []) == ""
 
 
+def test_an_error_names_the_floor_of_one_of_several_graphs() -> None:
+    lowest = replace(ROW, setting="min", graphs=2, emitted_bytes=(2 * MIB, 3 * MIB))
+    row = replace(ROW, setting="0.4", outcome="floor", budget_bytes=MIB, emitted_bytes=(), predicted_bytes=())
+    assert summary.miss(replace(row, floor_bytes=2 * MIB), [lowest]) == ""
+    assert summary.miss(replace(row, floor_bytes=4 * MIB), [lowest]) == "floor 4.0, min reaches 3.0"
+
+
 def test_the_graph_with_the_largest_error_counts() -> None:
     row = replace(ROW, graphs=2, predicted_bytes=(MIB, MIB), emitted_bytes=(MIB, 2 * MIB))
     assert row.errors == [0.0, -0.5] and row.error == -0.5 and row.peak_bytes == 2 * MIB
