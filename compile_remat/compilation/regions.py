@@ -16,7 +16,7 @@ from compile_remat.errors import BudgetError
 from compile_remat.partitioning.partitioner import RematPartitioner
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import FitBelow, Request
-from compile_remat.planning.settings import positions_of, sizes_of, with_plain_bytes
+from compile_remat.planning.settings import positions_of, sizes_of, with_plain_bytes, without_failed_copies
 from compile_remat.runtime.changed_inputs import ChangedInputs
 from compile_remat.runtime.early_gradients import EarlyGradients
 from compile_remat.runtime.oom_recovery import OomRecovery
@@ -95,7 +95,7 @@ class RegionMaker:
         assert self.recompiler is not None
         first, shared = self.partitioner, self.shared
         settings = first.settings if shared is None else replace(first.settings, budget=shared.budget)
-        settings = with_plain_bytes(settings)
+        settings = without_failed_copies(with_plain_bytes(settings))
         guarded = first.guarded or isinstance(request, FitBelow)
         wanted = replace(first, settings=settings, request=request, guarded=guarded, sizes=sizes or first.sizes)
         found = self.recompiler.compile(wanted, may_assume=may_assume)

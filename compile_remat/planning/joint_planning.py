@@ -29,6 +29,7 @@ from compile_remat.planning.plan_store import (
     PinnedInSlices,
     PinnedPlan,
     fitted,
+    keeping_all,
     note_plan_of_constant_inputs,
     stored_plan,
 )
@@ -184,7 +185,8 @@ def _chosen(
                 if pinned is not None and pinned.plan.sliced and given is None:
                     raise PinnedInSlices(pinned, effective, plain)
                 if pinned is not None:
-                    return fitted(planner, pinned, bytes_of(effective))
+                    kept = keeping_all(pinned) if settings.moves_nothing else pinned
+                    return fitted(planner, kept, bytes_of(effective))
                 note_plan_of_constant_inputs(planner.problem, settings.plan_dir)
                 chosen = choose(planner, effective)
     return with_search_message(chosen, planner)

@@ -123,6 +123,11 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
     return ChosenPlan(plan, message=message)
 
 
+def keeping_all(pinned: PinnedPlan) -> PinnedPlan:
+    """Returns the pinned plan with all that it moves to the host kept on the device."""
+    return replace(pinned, plan=replace(pinned.plan, offloaded=(), offloaded_bytes=0, stall_time_ns=0))
+
+
 def _again_of(stored: Plan) -> tuple[str, ...]:
     """Returns the values with a second recompute; raises ValueError if the plan also saves one of them."""
     if both := sorted(set(stored.again) & set(stored.saved)):

@@ -46,6 +46,8 @@ LOG = logging.getLogger("compile_remat")
 MOVES_NOTHING = "offload = auto moves nothing: "
 """Prefix of a warning; the reason follows."""
 
+_failed_copies: list[bool] = []
+
 SLICES = {"off": 1, "auto": 0}
 """Values of `Settings.slices` for the words of the option `slices`."""
 
@@ -71,6 +73,7 @@ class Settings:
         expandable: True if torch's CUDA allocator has expandable segments.
         joint_passes: Passes of the user on the joint graph.
         link: The way to host memory for saved tensors; None to move nothing.
+        moves_nothing: True if a copy has failed in this process: a pinned plan keeps what it moved, too.
         plain_bytes: The largest peak of plain torch.compile in this process so far; set only if the budget is a fraction.
     """
 
@@ -91,6 +94,7 @@ class Settings:
     expandable: bool = field(default_factory=free_memory.has_expandable_segments)
     joint_passes: tuple[UserPass, ...] = ()
     link: Link | None = None
+    moves_nothing: bool = False
 
     @property
     def can_be_cached(self) -> bool:
@@ -172,7 +176,22 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         joint_passes=config.joint_passes or (),
         link=link_of(config, device),
     )
-    return with_plain_bytes(settings)
+    return without_failed_copies(with_plain_bytes(settings))
+
+
+def stop_offload() -> None:
+    """Let plans that are made from now on move nothing, as a copy has failed; until the process's state is cleared."""
+    _failed_copies.append(True)
+
+
+def allow_offload() -> None:
+    """Forget that a copy has failed."""
+    _failed_copies.clear()
+
+
+def without_failed_copies(settings: Settings) -> Settings:
+    """Returns the settings; after `stop_offload`, those that move nothing."""
+    return replace(settings, link=None, moves_nothing=True) if _failed_copies else settings
 
 
 def link_of(config: RematConfig, device: Device) -> Link | None:

@@ -1,10 +1,11 @@
-"""Recovers from out of memory: plans again for the memory that was really available, and runs the same step again.
+"""Recovers from out of memory and from failed copies to the host: plans again, and runs the same step again.
 
-A failed forward is called again.  For a failed backward, the forward runs again on the same inputs, under its random state and
-the new plan, and then its backward on the same incoming gradients.  This gives the right gradients only while every tensor that
-the forward read still exists, unchanged; otherwise the original error is raised with a note that says why.  Recovery extends the
-lifetime only of small tensors: copies of the inputs that the graph overwrites and, while a backward runs, its incoming gradients
-and its inputs.
+After out of memory, the plan is one for the memory that was really available; after a copy that failed, or host memory that was not
+to be had, it moves nothing to the host, and no plan of this process does from then on.  A failed forward is called again.  For a
+failed backward, the forward runs again on the same inputs, under its random state and the new plan, and then its backward on the
+same incoming gradients.  This gives the right gradients only while every tensor that the forward read still exists, unchanged;
+otherwise the original error is raised with a note that says why.  Recovery extends the lifetime only of small tensors: copies of
+the inputs that the graph overwrites and, while a backward runs, its incoming gradients and its inputs.
 """
 
 from __future__ import annotations
@@ -21,21 +22,26 @@ import torch
 
 from compile_remat._torch.ambient import read_random_state, write_random_state
 from compile_remat._torch.autograd_node import Backward, compiled_node, keeping_version, sequence_number, written_by
+from compile_remat._torch.offload.streams import HostCopyError
 from compile_remat._torch.sizes import in_blocks
 from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
 from compile_remat._util.units import MIB, exact_size, format_bytes, in_one_unit
 from compile_remat.errors import warn
-from compile_remat.planning.request import FitBelow
+from compile_remat.planning.request import Fit, FitBelow, Request
+from compile_remat.planning.settings import stop_offload
 from compile_remat.ranks.board import note_failure
-from compile_remat.runtime.region import CallInFlight, Compiled, CompiledRegion, Hook
+from compile_remat.runtime.region import CallInFlight, Compiled, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import CallEvent, PlanState
 
 LOG = logging.getLogger("compile_remat")
 T = TypeVar("T")
+Failure = torch.OutOfMemoryError | HostCopyError
 
 SMALL_BYTES = MIB
 SMALL_SHARE = 256
 """Tensors are small if together they have at most `SMALL_BYTES`, or at most 1 / `SMALL_SHARE` of the plan's peak."""
+
+PREFIX = "compile_remat: "
 
 LESS = 0.85
 """The target of the next plan is at most this share of the failed plan's peak, however many bytes seem to be free."""
@@ -45,7 +51,7 @@ USABLE = 0.95
 
 
 class CannotRetry(Exception):
-    """Carries the reason why a step that ran out of memory cannot run again."""
+    """Carries the reason why a step that failed cannot run again."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Start:
 
 
 class OomRecovery(Hook):
-    """The hook that runs a step again after it ran out of memory.
+    """The hook that runs a step again after it ran out of memory, or after a copy between device and host failed.
 
     Args:
         retries: Times that the region may be planned again, in all its calls together.
@@ -163,14 +169,14 @@ class OomRecovery(Hook):
         return Start(written=copies, random=_read_random(self.random_devices))
 
     def forward(self, call: CallInFlight, run: Compiled, *args: Any) -> Any:
-        """Run the forward; returns its outputs, under a lower plan if memory runs out."""
+        """Run the forward; returns its outputs, under another plan if it fails."""
         outputs, failure = attempt(run, args)
         start: Start = call.notes[self]
         while failure is not None:
             try:
                 if start.problem:
                     raise CannotRetry(start.problem)
-                self._plan_lower(_region_of(call), failure)
+                self._plan_again(_region_of(call), failure)
             except CannotRetry as why:
                 raise explained(failure, str(why)) from None
             call.move(CallEvent.RETRIED)
@@ -191,7 +197,7 @@ class OomRecovery(Hook):
         call.notes[self] = replace(start, inputs=inputs, versions=tuple(map(version_of, args)))
 
     def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
-        """Run the backward; returns its gradients.  If memory runs out, the whole step runs again under a lower plan."""
+        """Run the backward; returns its gradients.  If it fails, the whole step runs again under another plan."""
         region, start = _region_of(call), call.notes.get(self)
         tangents = _kept(arguments, self.small_bytes(region))
         kept = [] if start is None else start.kept(self.small_bytes(region))
@@ -208,7 +214,7 @@ class OomRecovery(Hook):
                 inputs = start.arguments()
                 kept.clear()
                 gradients = [_found(t) for t in tangents]
-                self._plan_lower(region, failure)
+                self._plan_again(region, failure)
             except CannotRetry as why:
                 raise explained(failure, str(why)) from None
             call.move(CallEvent.RETRIED)
@@ -234,21 +240,46 @@ class OomRecovery(Hook):
         return node.apply(*gradients)
 
     def _refusal(self, region: CompiledRegion) -> str:
-        """Returns the reason why the region is not planned again; empty if it can be."""
+        """Returns the reason why the region is not planned again, however it fails; empty if it can be."""
         if self.communicates:
             return "the graph communicates with other ranks, which do not run it again"
+        return "" if region.running.plan.offloaded else self._why_not_lower(region)
+
+    def _why_not_lower(self, region: CompiledRegion) -> str:
         peak_bytes = region.running.plan.peak_bytes
         if peak_bytes == self.lowest_bytes or (self.is_minimum and region.state is PlanState.EXCLUSIVE):
             return f"the plan that ran is the lowest, with a predicted peak of {format_bytes(peak_bytes)}"
         return "" if self.retries > 0 else "the graph was planned again as often as oom_retry allows"
 
-    def _plan_lower(self, region: CompiledRegion, failure: torch.OutOfMemoryError) -> None:
-        """Replace the plan that ran out of memory by a lower one.
+    def _plan_again(self, region: CompiledRegion, failure: Failure) -> None:
+        """Replace the plan that failed.
 
         Raises:
-            CannotRetry: There is no lower plan, planning fails, or the region was planned again too often.
+            CannotRetry: There is no such plan, planning fails, or the region was planned again too often.
         """
+        if isinstance(failure, HostCopyError):
+            self._plan_without_host(region, failure)
+        else:
+            self._plan_lower(region, failure)
+
+    def _plan_without_host(self, region: CompiledRegion, failure: HostCopyError) -> None:
+        """Replace the plan by one that moves nothing, and let no later plan of the process move anything."""
         if refusal := self._refusal(region):
+            raise CannotRetry(refusal)
+        stop_offload()
+        kept = _planned(region, Fit())
+        if kept is None or kept.plan.offloaded:
+            raise CannotRetry("no plan without offload compiles")
+        _publish(region, kept, "planned again without offload, as a copy failed")
+        warn(
+            f"{str(failure).removeprefix(PREFIX)}. The step is repeated under a plan that moves nothing to the host, with a "
+            f"predicted peak of {format_bytes(kept.plan.peak_bytes)}; offload is off from now on"
+        )
+        region.run_under(kept)
+
+    def _plan_lower(self, region: CompiledRegion, failure: torch.OutOfMemoryError) -> None:
+        """Replace the plan that ran out of memory by a lower one."""
+        if refusal := self._refusal(region) or self._why_not_lower(region):
             raise CannotRetry(refusal)
         gc.collect()
         if self.device.type == "cuda":
@@ -258,16 +289,15 @@ class OomRecovery(Hook):
         if available_bytes is not None:
             target_bytes = min(target_bytes, int(USABLE * available_bytes))
         self.retries -= 1
-        try:
-            lower = region.recompile(FitBelow(max(1, target_bytes)))
-        except Exception as error:
-            LOG.warning("planning again after running out of memory failed", exc_info=True)
-            raise CannotRetry(f"planning again failed ({type(error).__name__}: {error})") from None
+        lower = _planned(region, FitBelow(max(1, target_bytes)))
         if lower is None or lower.plan.peak_bytes >= peak_bytes:
             self.lowest_bytes = peak_bytes
-            raise CannotRetry(self._refusal(region))
-        text = f"planned again after running out of memory with a predicted peak of {format_bytes(peak_bytes)}"
-        region.publish(replace(lower.report, message="; ".join(filter(None, (lower.report.message, text)))))
+            raise CannotRetry(self._why_not_lower(region))
+        _publish(
+            region,
+            lower,
+            f"planned again after running out of memory with a predicted peak of {format_bytes(peak_bytes)}",
+        )
         before, now = in_one_unit(peak_bytes, lower.plan.peak_bytes)
         enough = exact_size(-(-lower.plan.peak_bytes // MIB) * MIB)
         warn(
@@ -279,17 +309,30 @@ class OomRecovery(Hook):
         region.menu = tuple(o for o in region.menu if o.peak_bytes < peak_bytes) or region.menu
 
 
+def _planned(region: CompiledRegion, request: Request) -> RunningPlan | None:
+    """Returns another plan of the region, compiled; raises CannotRetry if that fails."""
+    try:
+        return region.recompile(request)
+    except Exception as error:
+        LOG.warning("planning again after a step failed", exc_info=True)
+        raise CannotRetry(f"planning again failed ({type(error).__name__}: {error})") from None
+
+
+def _publish(region: CompiledRegion, running: RunningPlan, text: str) -> None:
+    region.publish(replace(running.report, message="; ".join(filter(None, (running.report.message, text)))))
+
+
 def _region_of(call: CallInFlight) -> CompiledRegion:
     assert call.region is not None, "a region lives while its calls run"
     return call.region
 
 
-def attempt(function: Callable[..., T], args: Sequence[Any]) -> tuple[T | None, torch.OutOfMemoryError | None]:
-    """Returns the result and None, or None and the out-of-memory error, whose frames no longer hold tensors."""
+def attempt(function: Callable[..., T], args: Sequence[Any]) -> tuple[T | None, Failure | None]:
+    """Returns the result and None, or None and the error of memory or of a copy, whose frames no longer hold tensors."""
     try:
         return function(*args), None
-    except torch.OutOfMemoryError as error:
-        failure = error
+    except (torch.OutOfMemoryError, HostCopyError) as error:
+        failure: Failure = error
     chained: BaseException | None = failure
     while chained is not None:
         traceback.clear_frames(chained.__traceback__)
@@ -297,7 +340,7 @@ def attempt(function: Callable[..., T], args: Sequence[Any]) -> tuple[T | None, 
     return None, failure
 
 
-def explained(failure: torch.OutOfMemoryError, why: str) -> torch.OutOfMemoryError:
+def explained(failure: Failure, why: str) -> Failure:
     """Returns the original error with a note on why the step did not run again, and reports the failure to the other ranks."""
     failure.add_note(f"compile_remat: the step was not run again: {why}.")
     note_failure(failure)

@@ -22,6 +22,7 @@
     _torch.offload.offload_ops._transfers     copies between device and host, weakly   go with their tickets
     _torch.offload.offload_ops._serials       number of the next copy                  no: numbers only tell copies apart
     _torch.offload.streams._STREAMS           copy engines, by kind of device          no: they hold nothing between copies
+    planning.settings._failed_copies          a copy to the host has failed            yes
     _torch.offload.host_memory.MAPPED         blocks of host memory                    yes; those that tensors hold stay
 
 The table leaves out values that are computed once and never change: hash of the sources, names of settings and types, rules of
@@ -35,6 +36,7 @@ from compile_remat import config
 from compile_remat._torch.offload.host_memory import MAPPED
 from compile_remat._util.user_warnings import forget_warnings
 from compile_remat.planning.plain_peaks import forget_plain_peaks
+from compile_remat.planning.settings import allow_offload
 from compile_remat.report import reset_reports
 from compile_remat.runtime.shared_budget import clear_budgets
 
@@ -49,4 +51,5 @@ def clear_process_state() -> None:
     forget_plain_peaks()
     forget_warnings()
     MAPPED.drop_free()
+    allow_offload()
     config.warn_unknown_variable.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import random
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
+from compile_remat import PlannerWarning
 from compile_remat._torch.offload import offload_ops
 from compile_remat._torch.offload.host_memory import MAPPED
-from compile_remat._torch.offload.streams import Direction, ThreadStreams, streams_replaced
+from compile_remat._torch.offload.streams import Direction, HostCopyError, ThreadStreams, streams_replaced
 from compile_remat.device.measure import peak_bytes
 from compile_remat.passes import Plan
+from compile_remat.planning.settings import allow_offload
 from tests.threads import run_at_once
 
 pytestmark = pytest.mark.usefixtures("own_caches")
@@ -78,17 +81,19 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 class Pinned:
     """A model under a pinned plan, of which a test moves saved values to the host."""
 
-    def __init__(self, name: str, folder: Path, compiler: str = "inductor", memory_budget: Any = 0.9) -> None:
+    def __init__(
+        self, name: str, folder: Path, compiler: str = "inductor", memory_budget: Any = 0.9, **options: Any
+    ) -> None:
         torch.manual_seed(0)
         self.model, self.given = MODELS[name]()
-        self.folder, self.compiler, self.memory_budget = folder, compiler, memory_budget
+        self.folder, self.options = folder, {"memory_budget": memory_budget, "compiler": compiler, **options}
         compile_remat.explain(self.model, self.given, **self.settings)
         (self.path,) = folder.glob("*.plan.json")
         self.saved = self.plan.saved
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"memory_budget": self.memory_budget, "plan_dir": str(self.folder), "compiler": self.compiler}
+        return {"plan_dir": str(self.folder), **self.options}
 
     @property
     def plan(self) -> Plan:
@@ -219,6 +224,68 @@ def test_under_hooks_of_saved_tensors(tmp_path: Path, delayed: None) -> None:
     expected = pinned.gradients(call)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
         assert equal(pinned.gradients(call), expected)
+
+
+class Failing(ThreadStreams):
+    """Copies of the CPU that fail from a moment on, as does host memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails: Direction | str = ""
+        for direction in Direction:
+            self.engine(CPU, direction).before_copy = functools.partial(self._fail, direction)
+
+    def empty_host(self, like: Tensor) -> Tensor:
+        if self.fails == "memory":
+            raise HostCopyError("compile_remat: the host has no memory, said the test")
+        return super().empty_host(like)
+
+    def _fail(self, direction: Direction) -> None:
+        if self.fails == direction:
+            raise OSError("said the test")
+
+
+@pytest.fixture
+def failing() -> Iterator[Failing]:
+    streams = Failing()
+    with streams_replaced("cpu", streams):
+        yield streams
+        streams.drain()
+    allow_offload()
+
+
+@pytest.mark.parametrize("fails", ["memory", *Direction])
+def test_after_a_copy_that_fails_the_step_is_repeated_without_offload(
+    fails: Direction | str, tmp_path: Path, failing: Failing
+) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager")
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    expected = pinned.gradients(call)
+    failing.fails = fails
+    with pytest.warns(
+        PlannerWarning, match="said the test. The step is repeated under a plan that moves nothing"
+    ) as caught:
+        assert equal(pinned.gradients(call), expected)
+    assert equal(pinned.gradients(call), expected)
+    assert len([each for each in caught if each.category is PlannerWarning]) == 1
+    report = compile_remat.reports()[-1]
+    assert report.plan is not None and not report.plan.offloaded and "without offload" in report.message
+    torch.compiler.reset()  # what is compiled later moves nothing either
+    assert equal(pinned.gradients(pinned.compiled()), expected)
+    gc.collect()
+    assert not MAPPED.live_bytes and not offload_ops._transfers
+
+
+def test_a_copy_that_fails_is_an_error_without_recovery(tmp_path: Path, failing: Failing) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager", oom_retry=0)
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    failing.fails = Direction.BACK
+    with pytest.raises(HostCopyError, match="a copy between device and host failed: said the test"):
+        pinned.gradients(call)
+    failing.fails = ""
+    assert pinned.gradients(call)
 
 
 class Wide(nn.Module):

@@ -21,11 +21,12 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from compile_remat._torch.offload.streams import Direction, Event, streams_of
+from compile_remat._torch.offload.streams import Direction, Event, HostCopyError, streams_of
 from compile_remat._torch.version import private_name
 
 NAMESPACE = "compile_remat"
@@ -74,7 +75,7 @@ class Transfer(bytearray):
         _transfers[self.serial] = self
 
     def finish(self) -> None:
-        """Let the kernels that follow wait for the copy, and let the tensor on the device go; raises the error of a failed copy."""
+        """Let the kernels that follow wait for the copy, and let the tensor on the device go; raises HostCopyError if it failed."""
         tensor, self.tensor = self.tensor, None
         if tensor is not None:
             streams_of(self.device).current(self.device).wait(self.done)
@@ -84,7 +85,8 @@ class Transfer(bytearray):
         return torch.frombuffer(self, dtype=torch.int64).reshape(())
 
     def __del__(self) -> None:
-        self.finish()
+        with suppress(HostCopyError):  # nothing has read the copy, and nothing will
+            self.finish()
 
 
 _serials = itertools.count(ENDED + 1)

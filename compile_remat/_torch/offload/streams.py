@@ -20,6 +20,11 @@ from typing import Any, Protocol
 import torch
 
 from compile_remat._torch.offload.host_memory import empty_mapped, empty_pinned, span_of
+from compile_remat._util.units import format_bytes
+
+
+class HostCopyError(RuntimeError):
+    """A copy between device and host failed, or there was no host memory for it."""
 
 
 class Direction(StrEnum):
@@ -33,7 +38,7 @@ class Event(Protocol):
     """A point in the work of a stream or an engine."""
 
     def synchronize(self) -> None:
-        """Block this thread until the work before the event has ended; raises the error of a copy that failed."""
+        """Block this thread until the work before the event has ended; raises HostCopyError for a copy that failed."""
 
 
 class Stream(Protocol):
@@ -53,6 +58,9 @@ class Engine(Protocol):
         """Copy between tensors of equal layout once the events `after` have ended, and return the event that ends with the copy.
 
         Both tensors must live until then.
+
+        Raises:
+            HostCopyError: The copy cannot begin.  One that fails later raises where its end is waited for.
         """
 
 
@@ -66,7 +74,7 @@ class Streams(Protocol):
         """The copy engine of a device for one direction."""
 
     def empty_host(self, like: torch.Tensor) -> torch.Tensor:
-        """Uninitialised host memory with the layout of a tensor; raises OSError or RuntimeError if there is none."""
+        """Uninitialised host memory with the layout of a tensor; raises HostCopyError if there is none."""
 
 
 class CudaStream:
@@ -89,9 +97,12 @@ class CudaStream:
         """See `Engine.copy`."""
         for event in after:
             self.wait(event)
-        with torch.cuda.stream(self._stream):
-            elements(target).copy_(elements(source), non_blocking=True)
-        return self.record()
+        try:
+            with torch.cuda.stream(self._stream):
+                elements(target).copy_(elements(source), non_blocking=True)
+            return self.record()
+        except RuntimeError as error:
+            raise HostCopyError(f"compile_remat: a copy between device and host failed: {error}") from error
 
 
 class CudaStreams:
@@ -119,7 +130,7 @@ class CudaStreams:
 
     def empty_host(self, like: torch.Tensor) -> torch.Tensor:
         """Pinned memory, see `Streams.empty_host`."""
-        return empty_pinned(like)
+        return _empty(empty_pinned, like)
 
 
 class ThreadEvent:
@@ -141,7 +152,7 @@ class ThreadEvent:
         """See `Event.synchronize`."""
         self._done.wait()
         if self.error is not None:
-            raise RuntimeError(f"compile_remat: a copy between device and host failed: {self.error}") from self.error
+            raise HostCopyError(f"compile_remat: a copy between device and host failed: {self.error}") from self.error
 
 
 class ThreadEngine:
@@ -224,7 +235,7 @@ class ThreadStreams:
 
     def empty_host(self, like: torch.Tensor) -> torch.Tensor:
         """Mapped memory, see `Streams.empty_host`."""
-        return empty_mapped(like)
+        return _empty(empty_mapped, like)
 
     def drain(self) -> None:
         """Wait until all copies given so far have ended."""
@@ -261,6 +272,15 @@ def streams_replaced(kind: str, streams: Streams) -> Iterator[None]:
         yield
     finally:
         _STREAMS[kind] = kept
+
+
+def _empty(make: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    try:
+        return make(like)
+    except (OSError, RuntimeError) as error:
+        raise HostCopyError(
+            f"compile_remat: the host has no memory for an offloaded tensor of {format_bytes(like.nbytes)}: {error}"
+        ) from error
 
 
 def _copy_memory(target: torch.Tensor, source: torch.Tensor) -> None:
