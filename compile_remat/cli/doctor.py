@@ -5,10 +5,14 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 
+from compile_remat._util.host import host_free_bytes
 from compile_remat._util.text_table import print_table
+from compile_remat._util.units import format_bytes
 
 _PACKAGES = ("compile-remat", "torch", "scipy", "numpy")
 _OPTIONAL = {
@@ -33,7 +37,7 @@ class Finding:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Print all findings; returns exit status 1 if a needed part is missing."""
-    found = [*versions(), entry_point(), *accelerate(os.environ), cuda(), cpp_compiler()]
+    found = [*versions(), entry_point(), *accelerate(os.environ), cuda(), host(), cpp_compiler()]
     _print_findings(found)
     print("\nsettings in force (an option of torch.compile beats these)")
     _print_findings(settings(os.environ))
@@ -91,6 +95,20 @@ def cuda() -> Finding:
     if not torch.cuda.is_available():
         return Finding("cuda", "none")
     return Finding("cuda", ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))
+
+
+def host(nodes: Path = Path("/sys/devices/system/node")) -> Finding:
+    """Returns the memory that offload may use: free bytes, the limit of locked memory, and the number of NUMA nodes."""
+    free_bytes = host_free_bytes()
+    parts = ["free memory not reported by the system" if free_bytes is None else f"{format_bytes(free_bytes)} free"]
+    if sys.platform != "win32":
+        import resource
+
+        most_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        limit = "unlimited" if most_bytes == resource.RLIM_INFINITY else format_bytes(most_bytes)
+        parts.append(f"locked memory (ulimit -l) {limit}")
+    number = len(list(nodes.glob("node[0-9]*")))
+    return Finding("host memory", ", ".join([*parts, *([f"{number} NUMA node{'s' * (number > 1)}"] if number else [])]))
 
 
 def cpp_compiler() -> Finding:

@@ -36,6 +36,7 @@ from compile_remat.errors import ConfigError, RematError, warn
 from compile_remat.inductor.inductor_options import mode_options
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import Link
+from compile_remat.passes.search.offload.choice import LEAST_BYTES
 from compile_remat.planning import op_timing
 from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.ranks.agreement import Agreement, agreed_again
@@ -206,7 +207,12 @@ def link_of(config: RematConfig, device: Device) -> Link | None:
     if reason:
         warn(f"{MOVES_NOTHING}{reason}")
         return None
-    return host_link(device, host_bytes(config.host_memory))
+    most_bytes = host_bytes(config.host_memory)
+    if most_bytes < LEAST_BYTES:
+        smallest = f"tensors below {format_bytes(LEAST_BYTES)} stay"
+        warn(f"{MOVES_NOTHING}host_memory = {config.host_memory} is {format_bytes(most_bytes)}, and {smallest}")
+        return None
+    return host_link(device, most_bytes)
 
 
 def offloads(config: RematConfig) -> bool:
@@ -237,7 +243,7 @@ def host_link(device: Device, most_bytes: int) -> Link | None:
 
 
 def host_bytes(share: Reserve) -> int:
-    """Returns the bytes of host memory that this process may take.
+    """Returns the bytes of host memory that this process may take; a percentage is rounded down, by less than a fifth.
 
     Raises:
         ConfigError: They are more than the host has free, or a percentage of memory that the system does not report.
@@ -248,10 +254,16 @@ def host_bytes(share: Reserve) -> int:
             raise ConfigError("host_memory = a percentage: this system does not report its free memory; give a size.")
         return share.of(0)
     if share.kind == "percent":
-        return share.of(free_bytes) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return _steady(share.of(free_bytes) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if share.of(0) > free_bytes:
         raise ConfigError(f"host_memory = {share}: the host has {format_bytes(free_bytes)} free.")
     return share.of(0)
+
+
+def _steady(nbytes: int) -> int:
+    """Returns the bytes, rounded down to three binary digits: free memory changes all the time, and torch's caches compare keys."""
+    step = 1 << max(0, nbytes.bit_length() - 3)
+    return nbytes // step * step
 
 
 def without_identity(passes: Iterable[UserPass]) -> list[str]:

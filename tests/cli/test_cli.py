@@ -1,6 +1,7 @@
 """The command: subcommands, exit status, and that help imports nothing heavy."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,15 @@ def test_settings_say_where_they_came_from() -> None:
 def test_a_missing_compiler_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "set CXX" in doctor.cpp_compiler().problem
+
+
+def test_memory_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "host_free_bytes", lambda: 3 << 30)
+    for name in ("node0", "node1", "nothing"):
+        (tmp_path / name).mkdir()
+    assert re.fullmatch(r"3.0 GiB free, locked memory \(ulimit -l\) [^,]+, 2 NUMA nodes", doctor.host(tmp_path).value)
+    monkeypatch.setattr(doctor, "host_free_bytes", lambda: None)
+    assert doctor.host(tmp_path / "absent").value.startswith("free memory not reported by the system, locked")
 
 
 def test_optional_packages_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

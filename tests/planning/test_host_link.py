@@ -8,6 +8,7 @@ from compile_remat._util.host import host_free_bytes
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import load_device
 from compile_remat.errors import ConfigError
+from compile_remat.planning import settings
 from compile_remat.planning.settings import link_of
 
 GIB = 1 << 30
@@ -26,7 +27,18 @@ def test_the_devices_bandwidth_and_the_hosts_memory(monkeypatch: pytest.MonkeyPa
     assert link.host_bytes == GIB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     shared = link_of(RematConfig(offload="auto", host_memory="50%"), device)
-    assert shared is not None and shared.host_bytes == pytest.approx(free_bytes / 8, rel=0.2)  # others run here too
+    assert shared is not None and 0.7 < shared.host_bytes / (free_bytes / 8) < 1.1  # others run here too
+
+
+def test_a_percentage_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free memory differs from process to process, and plans in torch's caches are found by it."""
+    found = set()
+    for free_bytes in range(100 * GIB, 112 * GIB, GIB // 3):
+        monkeypatch.setattr(settings, "host_free_bytes", lambda free_bytes=free_bytes: free_bytes)
+        link = link_of(RematConfig(offload="auto", host_memory="25%"), load_device("h100-sxm"))
+        assert link is not None
+        found.add(link.host_bytes)
+    assert found == {24 * GIB}
 
 
 def test_more_host_memory_than_there_is() -> None:
@@ -35,14 +47,15 @@ def test_more_host_memory_than_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "reason"),
+    ("options", "device", "reason"),
     [
         ({"gradients": "early"}, "h100-sxm", "gradients = early"),
         ({"slices": 2}, "h100-sxm", "slices"),
         ({"mode": "reduce-overhead"}, "h100-sxm", "CUDA graphs"),
+        ({"host_memory": "512KiB"}, "h100-sxm", "host_memory = 512KiB is 512.0 KiB, and tensors below 1.0 MiB stay"),
         ({}, "cpu", "the bandwidth between cpu and the host is not known"),
     ],
 )
-def test_a_warning_says_why_nothing_moves(settings: dict[str, object], device: str, reason: str) -> None:
+def test_a_warning_says_why_nothing_moves(options: dict[str, object], device: str, reason: str) -> None:
     with pytest.warns(UserWarning, match=f"offload = auto moves nothing: .*{reason}"):
-        assert link_of(RematConfig(offload="auto", **settings), load_device(device)) is None  # type: ignore[arg-type]
+        assert link_of(RematConfig(offload="auto", **options), load_device(device)) is None  # type: ignore[arg-type]
