@@ -66,6 +66,8 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
         found = calibrate(device, arguments.seconds, advance, is_toy=arguments.seconds < TOY_SECONDS)
     found.content["sources"] = sources_of(device, datetime.now(UTC).strftime("%Y-%m-%d"))
     print(table(found))
+    if found.link is not None:
+        print(f"\n{found.link}")
     write_atomically(path, json.dumps(rounded(found.content), indent=1) + "\n")
     load_device(str(path))
     print(f"\nwritten to {path}; use it with REMAT_DEVICE={path}")

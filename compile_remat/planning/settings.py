@@ -235,11 +235,11 @@ def _why_nothing_moves(config: RematConfig) -> str:
 
 def host_link(device: Device, most_bytes: int) -> Link | None:
     """Returns the link of a device to its host; warns and returns None if its bandwidth is not known."""
-    bytes_per_s = device.host_bandwidth_bytes_per_s
-    if bytes_per_s is None:
+    rates = device.host_rates
+    if rates is None:
         warn(f"{MOVES_NOTHING}the bandwidth between {device.name} and the host is not known")
         return None
-    return Link(bytes_per_s, bytes_per_s, most_bytes)
+    return Link(*rates, most_bytes)
 
 
 def host_bytes(share: Reserve) -> int:

@@ -40,6 +40,14 @@ The lengths are assumed, not measured, and stand for the time to fill and empty 
 columns are priced by whole tiles. `compile-remat calibrate` measures the lengths.
 """
 
+HOST_SHARE = 0.83
+"""Part of a PCIe link's bandwidth that copies reach: headers take a tenth, and published runs of nvbandwidth reach 51 to 55 of 64
+GB/s.  Assumed for links that `compile-remat calibrate` has not measured."""
+
+HOST_COPY_SLOWDOWN = 0.01
+"""A copy of 53 GB/s takes about this part of an H100's or H200's bandwidth from the kernels beside it.  Assumed where
+`compile-remat calibrate` has not measured it."""
+
 DEFAULT_LAUNCH_NS = 1_000
 """Time in ns from one GPU kernel to the next where launches wait in a queue: the 984 kernels of a step of ResNet-50 on an H200 took
 0.97 ms less than the step."""
@@ -62,6 +70,9 @@ class Device:
             may give more than 1 for an operator that is cheaper than assumed.
         sources: The documents that the figures come from.
         host_bandwidth_bytes_per_s: Bandwidth of the link to the host, in one direction; None if there is none or it is not known.
+        to_host_bytes_per_s, from_host_bytes_per_s: Rates that copies of pinned memory reach beside kernels; None for
+            `HOST_SHARE` of the bandwidth.
+        host_copy_slowdown: Part of the time of such a copy by which the kernels beside it take longer.
         l2_bytes: Size of the last cache before device memory in which a kernel's result may stay for the next kernel.
         l2_bandwidth_bytes_per_s: Bandwidth of that cache; None prices cached bytes as if they came from memory.
         multiprocessors: Number of tiles of a product that run at once; None does not price products by whole waves of tiles.
@@ -86,6 +97,9 @@ class Device:
     efficiency: tuple[tuple[str, float], ...] = GPU_EFFICIENCY
     sources: tuple[str, ...] = ()
     host_bandwidth_bytes_per_s: int | None = None
+    to_host_bytes_per_s: int | None = None
+    from_host_bytes_per_s: int | None = None
+    host_copy_slowdown: float = HOST_COPY_SLOWDOWN
     l2_bytes: int | None = None
     l2_bandwidth_bytes_per_s: int | None = None
     multiprocessors: int | None = None
@@ -96,6 +110,14 @@ class Device:
     network_link: str | None = None
     compute_capability: str | None = None
     sustained_clock_ratio: float = 1.0
+
+    @property
+    def host_rates(self) -> tuple[int, int] | None:
+        """Bytes per second that copies to the host and back reach; None if not known."""
+        nominal = self.host_bandwidth_bytes_per_s
+        reached = None if nominal is None else int(HOST_SHARE * nominal)
+        out, back = self.to_host_bytes_per_s or reached, self.from_host_bytes_per_s or reached
+        return None if out is None or back is None else (out, back)
 
     def rate(self, dtype: str) -> int:
         """Dense operations per second in `dtype`; if the device states none, those of the wider type that it runs in instead."""

@@ -13,6 +13,7 @@ from compile_remat.cost_models.device.description import (
     DTYPES,
     GPU_EFFICIENCY,
     GPU_HALF_SIZES,
+    HOST_COPY_SLOWDOWN,
     Device,
 )
 from compile_remat.cost_models.device.links import load_link
@@ -26,6 +27,8 @@ _REQUIRED = ("bandwidth_bytes_per_s", "flops_per_s")
 _OPTIONAL_COUNTS = (
     "memory_bytes",
     "host_bandwidth_bytes_per_s",
+    "to_host_bytes_per_s",
+    "from_host_bytes_per_s",
     "l2_bytes",
     "l2_bandwidth_bytes_per_s",
     "multiprocessors",
@@ -71,6 +74,7 @@ def device_from_json(name: str, content: Any, where: str) -> Device:
         node_link=_link(content.get("node_link"), "node_link", where),
         network_link=_link(content.get("network_link"), "network_link", where),
         sustained_clock_ratio=_ratio(content.get("sustained_clock_ratio", 1.0), "sustained_clock_ratio", where),
+        host_copy_slowdown=_part(content.get("host_copy_slowdown", HOST_COPY_SLOWDOWN), "host_copy_slowdown", where),
         compute_capability=_capability(content.get("compute_capability"), where),
         **counts,
     )
@@ -145,6 +149,11 @@ def _ratio(value: Any, field: str, where: str) -> float:
     if _positive(value, field, where) > 1:
         raise DeviceError(f'{where}: "{field}" has to be at most 1, found {value!r}.')
     return float(value)
+
+
+def _part(value: Any, field: str, where: str) -> float:
+    """A number from 0 to 1."""
+    return 0.0 if value == 0 and not isinstance(value, bool) else _ratio(value, field, where)
 
 
 def _texts(value: Any, field: str, where: str) -> tuple[str, ...]:

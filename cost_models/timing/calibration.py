@@ -3,7 +3,8 @@
 The figures are fitted one group after the other, each with the earlier groups fixed: memory, launches, products in the
 first type, products in other types, attention, convolutions, the arithmetic of fused kernels, gathers and scatters.
 The clock of a training step, which runs without a pause, is measured last, as a part of the clock of these short kernels.
-Figures that are not measured (memory size, host link, caches of GPUs) keep the values of the device table.
+The link of a GPU to its host is measured beside them.  Figures that are not measured (memory size, caches of GPUs) keep the values
+of the device table.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from compile_remat._torch.offload.streams import HostCopyError
 from compile_remat.cost_models.device.files import device_to_json
 from compile_remat.cost_models.device.table import detect, device_names
 from compile_remat.cost_models.operators.flops import element_weight
@@ -25,6 +27,7 @@ from compile_remat.cost_models.roofline import Roofline
 from compile_remat.cost_models.timing import microbenchmarks
 from compile_remat.cost_models.timing.clock import clock_name
 from compile_remat.cost_models.timing.fitting import Path, Point, Price, fit, model_of, put
+from compile_remat.cost_models.timing.host_link import HostLink, measured_link
 from compile_remat.cost_models.timing.interleaved import (
     SUSTAINED_NS,
     TOY_SUSTAINED_NS,
@@ -46,10 +49,15 @@ _SLOW = 0.02
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibrated device as a JSON object, and the points that it was fitted to, in the order of the cases."""
+    """A calibrated device as a JSON object, and the points that it was fitted to, in the order of the cases.
+
+    Attributes:
+        link: The link to the host; None for a CPU, or if the host has no memory for copies.
+    """
 
     content: dict[str, Any]
     points: tuple[Point, ...]
+    link: HostLink | None = None
 
     def model(self) -> Roofline:
         """The roofline model with the fitted figures, for kernels that run in bursts as the points did."""
@@ -65,22 +73,30 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
     """
     first, *others = dtypes_of(device)
     is_tf32 = "tf32" in dict(detect(device).flops_per_s)
-    found = microbenchmarks.cases(device, first, others, is_tf32=is_tf32, is_toy=is_toy)
+    every = microbenchmarks.cases(device, first, others, is_tf32=is_tf32, is_toy=is_toy)
     timed = []
 
     def progress(count: int, passed: float) -> None:
         say(f"measuring: round {count}, {passed:.0f} of {seconds:.0f} s")
 
     with _float32_is_float32():
-        for count, case in enumerate(found, start=1):
-            say(f"preparing {count} of {len(found)}: {case.name}")
+        for count, case in enumerate(every, start=1):
+            say(f"preparing {count} of {len(every)}: {case.name}")
             timed.append(prepared(case))
         run_rounds(timed, device, seconds, progress)
         say("measuring without a pause")
         largest = microbenchmarks.sustained_case(device, first, is_toy=is_toy)
         ratio = clock_ratio(prepared(largest), device, TOY_SUSTAINED_NS if is_toy else SUSTAINED_NS)
+    link = None
+    if device.type != "cpu":
+        say("copying to the host and back")
+        try:
+            link = measured_link(device, is_toy=is_toy)
+        except HostCopyError as error:
+            say(f"the link to the host keeps the figures of the device table: {error}")
     say("fitting")
-    return fitted(start_of(device), timed, sheet_of(device), ratio)
+    found = fitted(start_of(device), timed, sheet_of(device), ratio)
+    return found if link is None else replace(found, content=found.content | link.figures(), link=link)
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
@@ -115,7 +131,7 @@ def sources_of(device: torch.device, date: str) -> list[str]:
     """The sources of the figures, in words: hardware, torch version, date and clock of the measurement."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     text = f"measured by compile-remat calibrate on {device.type} ({hardware}), torch {torch.__version__}, {date}"
-    return [f"{text}; {clock_name(device)}", "memory, host link and other figures: the device table"]
+    return [f"{text}; {clock_name(device)}", "memory and other figures: the device table"]
 
 
 def sheet_of(device: torch.device) -> dict[Path, float]:

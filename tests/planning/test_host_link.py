@@ -23,7 +23,7 @@ def test_the_devices_bandwidth_and_the_hosts_memory(monkeypatch: pytest.MonkeyPa
     assert free_bytes is not None and free_bytes > GIB
     link = link_of(RematConfig(offload="auto", host_memory="1GiB"), device)
     assert link is not None
-    assert (link.out_bytes_per_s, link.back_bytes_per_s) == (device.host_bandwidth_bytes_per_s,) * 2
+    assert (link.out_bytes_per_s, link.back_bytes_per_s) == device.host_rates
     assert link.host_bytes == GIB
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     shared = link_of(RematConfig(offload="auto", host_memory="50%"), device)

@@ -17,7 +17,7 @@ from compile_remat.cost_models.operators.products import CAUSAL_POSITION
 from compile_remat.errors import DeviceError
 
 EXPECTED = (
-    "h100-sxm h100-pcie h200 b200 a100-40gb a100-80gb l40s l4 a10 v100 p100 t4 "
+    "h100-sxm h100-pcie h200 b200 gh200 gb200 a100-40gb a100-80gb l40s l4 a10 v100 p100 t4 "
     "rtx3090 rtx4090 rtx5090 mi250x mi300x cpu"
 ).split()  # fmt: skip
 
@@ -27,6 +27,8 @@ HARDWARE = (
     ("NVIDIA H100 PCIe", "h100-pcie"),
     ("NVIDIA H200", "h200"),
     ("NVIDIA B200", "b200"),
+    ("NVIDIA GB200", "gb200"),
+    ("NVIDIA GH200 480GB", "gh200"),
     ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
     ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
     ("NVIDIA A100 80GB PCIe", "a100-80gb"),
@@ -70,9 +72,10 @@ def test_entry_is_sane(name: str) -> None:
     )
     if name != "cpu":
         host = device.host_bandwidth_bytes_per_s or 0
-        assert 10 * 10**9 <= host <= 100 * 10**9, (
-            "PCIe 3 to 5 in one direction, 10 to 100 GB/s; a faster link needs a new limit"
+        assert 10 * 10**9 <= host <= 450 * 10**9, (
+            "PCIe 3 to NVLink-C2C in one direction, 10 to 450 GB/s; a faster link needs a new limit"
         )
+        assert device.host_rates is not None and all(host / 3 < rate < host for rate in device.host_rates)
         l2 = device.l2_bytes or 0
         assert 4 << 20 <= l2 <= 256 << 20, (
             "4 to 256 MiB: the last cache before device memory; a larger one needs a new limit"
@@ -152,6 +155,8 @@ def test_what_an_older_file_does_not_say_is_unknown(tmp_path: Path) -> None:
 def test_new_figures_are_read(tmp_path: Path) -> None:
     more = {
         "host_bandwidth_bytes_per_s": 1e10,
+        "from_host_bytes_per_s": 9e9,
+        "host_copy_slowdown": 0,
         "l2_bytes": 1 << 21,
         "l2_bandwidth_bytes_per_s": 9e12,
         "multiprocessors": 4,
@@ -161,6 +166,7 @@ def test_new_figures_are_read(tmp_path: Path) -> None:
     }
     device = load_device(write(tmp_path / "new.json", GOOD | more))
     assert (device.host_bandwidth_bytes_per_s, device.l2_bytes, device.multiprocessors) == (10**10, 1 << 21, 4)
+    assert (device.host_rates, device.host_copy_slowdown) == ((83 * 10**8, 9 * 10**9), 0.0)
     assert (device.l2_bandwidth_bytes_per_s, device.launches_ns) == (9 * 10**12, (("conv", 5),))
     assert (device.half_sizes, device.sustained_clock_ratio) == ((("matmul", (1.0, 2.0, 3.0)),), 0.9)
 
@@ -213,7 +219,7 @@ def test_known_hardware_takes_the_memory_that_is_there(hardware: str, name: str)
 @pytest.mark.parametrize(
     "hardware",
     [
-        "NVIDIA GH200 480GB",
+        "NVIDIA GH200 144G HBM3e",
         "NVIDIA A10G",
         "NVIDIA L40",
         "NVIDIA H200 MIG 1g.18gb",
