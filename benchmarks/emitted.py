@@ -1,6 +1,7 @@
 """Kernels and bytes moved of the Triton code for one H200, of a large model at full size, on a machine without a GPU.
 
-    python -m benchmarks.emitted [--model gpt] [--budget BYTES] [--no-guard] [--slices auto] [--scale 0.1] [--json OUT] [--show]
+    python -m benchmarks.emitted [--model gpt] [--budget BYTES] [--no-guard] [--slices auto] [--offload auto] [--scale 0.1]
+                                 [--json OUT] [--show]
 
 A batch of a quarter of `benchmarks.gpu`'s, bfloat16, 16 blocks; the code is generated and its wrapper run dry, and no kernel runs.
 Without `--budget` the settings are ``plain``, torch's partitioner at its ``activation_memory_budget`` of 0.5, and ours at two peaks
@@ -32,6 +33,7 @@ SETTINGS = {
     "gpt_head": ("plain", "min"),
     "llama": ("plain", "torch 0.5", "5744929792", "2349029376"),
 }
+HOST_MEMORY = "4GiB"
 TITLES = (
     "model",
     "setting",
@@ -60,6 +62,9 @@ class EmittedRow:
         slices: The setting.
         time_ns: Estimated time of forward and backward under the plan.
         sliced: The products whose rows the plan computes in slices.
+        offload: The setting.
+        offloaded_bytes: Bytes that wait on the host.
+        stall_ns: Estimated time by which copies prolong the step, part of `time_ns`.
     """
 
     model: str
@@ -78,12 +83,20 @@ class EmittedRow:
     slices: str = "off"
     time_ns: int | None = None
     sliced: str = ""
+    offload: str = "off"
+    offloaded_bytes: int = 0
+    stall_ns: int = 0
     failure: str | None = None
 
     @property
-    def key(self) -> tuple[str, str, bool, float, str]:
+    def key(self) -> tuple[str, str, bool, float, str, str]:
         """The setting of the row."""
-        return self.model, self.setting, self.guarded, self.scale, self.slices
+        return self.model, self.setting, self.guarded, self.scale, self.slices, self.offload
+
+    @property
+    def host_settings(self) -> dict[str, str]:
+        """Settings of offload, with the same host memory on every machine."""
+        return {} if self.offload == "off" else {"offload": self.offload, "host_memory": HOST_MEMORY}
 
     @property
     def budget_bytes(self) -> int | None:
@@ -102,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-guard", action="store_true", help="let Inductor fuse what it likes")
     parser.add_argument("--scale", type=float, default=1.0, help="scale of all sizes; default 1")
     parser.add_argument("--slices", default="off", help="the setting of our plans; default off")
+    parser.add_argument("--offload", default="off", help=f"with {HOST_MEMORY} of host memory; default off")
     parser.add_argument("--families", action="store_true", help="list bytes by family, and refused fusions")
     arguments = parser.parse_args(argv)
     versions = "" if arguments.show else f"{version('torch')}, triton {version('triton')}"
@@ -110,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.show:
         for model in arguments.model or SETTINGS:
             for setting in arguments.budget or SETTINGS[model]:
-                blank = EmittedRow(model, setting, not arguments.no_guard, arguments.scale, slices=arguments.slices)
+                options = {"slices": arguments.slices, "offload": arguments.offload}
+                blank = EmittedRow(model, setting, not arguments.no_guard, arguments.scale, **options)
                 if all(row.key != blank.key for row in rows):
                     harness.progress(f"{model}, {setting}")
                     command = ["benchmarks.common.fake_cuda.emitted_row", json.dumps(asdict(blank)), str(DEVICE)]
@@ -137,6 +152,7 @@ def _cells(row: EmittedRow) -> tuple[str, ...]:
     moved = f"{row.moved_bytes / 2**30:.2f}"
     peaks = mib(row.peak_bytes), mib(row.predicted_peak_bytes)
     given += f", {row.sliced}" if row.sliced else f", slices {row.slices}" if row.slices != "off" else ""
+    given += f", {mib(row.offloaded_bytes)} MiB on the host" if row.offloaded_bytes else ""
     return (row.model, given, "on" if row.guarded else "off", *counts, moved, str(refused), *peaks)
 
 

@@ -44,9 +44,8 @@ def made(blank: EmittedRow, device: str) -> EmittedRow:
     if setting.startswith("torch "):
         use = step.torchs(float(setting.split()[1]))
     elif setting != "plain":
-        use = step.ours(
-            setting if setting in ("min", "max") else int(float(setting)), device=device, slices=blank.slices
-        )
+        budget = setting if setting in ("min", "max") else int(float(setting))
+        use = step.ours(budget, device=device, slices=blank.slices, **blank.host_settings)
     try:
         with traffic.recorded(guarded=blank.guarded) as found:
             emitted = step.compile_step(build, use)
@@ -73,6 +72,8 @@ def made(blank: EmittedRow, device: str) -> EmittedRow:
         extra_time_ns=plan.extra_time_ns,
         time_ns=plan.time_ns,
         sliced=plan.slices_text,
+        offloaded_bytes=plan.offloaded_bytes,
+        stall_ns=plan.stall_time_ns,
     )
 
 

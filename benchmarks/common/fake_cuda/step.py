@@ -57,13 +57,13 @@ def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
 
 
 def ours(
-    memory_budget: int | str, patches: Mapping[str, Any] | None = None, device: str = DEVICE, slices: str = "off"
+    memory_budget: int | str, patches: Mapping[str, Any] | None = None, device: str = DEVICE, **settings: Any
 ) -> Compile:
-    """Our backend at a budget, on a device by name or file; `patches` are Inductor's options, `slices` is a setting of ours.
+    """Our backend at a budget, on a device by name or file; `patches` are Inductor's options, `settings` others of ours.
 
     Dynamo wraps a RematError that comes of it.
     """
-    config = RematConfig.resolve({"memory_budget": memory_budget, "device": device, "slices": slices})
+    config = RematConfig.resolve({"memory_budget": memory_budget, "device": device, **settings})
 
     def use(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> object:
         return compile_graph(gm, example_inputs, config, dict(patches or {}))
