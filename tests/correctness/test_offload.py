@@ -321,3 +321,45 @@ def test_the_planner_sends_tensors_to_the_host_where_that_is_faster(compiler: st
     assert equal(kept, moved)  # type: ignore[arg-type]
     if compiler == "inductor":  # without it nothing is fused, and the peak is above the plan's
         assert measured <= 24 * 2**20 and after.predicted_peak_bytes == measured
+
+
+@pytest.mark.parametrize("inputs", ["as_plain", "constant"])
+def test_the_check_of_the_first_step_compares_a_plan_that_offloads(inputs: str, tmp_path: Path, delayed: None) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager", inputs=inputs)
+    pinned.offload(*pinned.saved)
+    expected = pinned.gradients(pinned.compiled())
+    torch.compiler.reset()
+    pinned.options["check"] = True
+    call = pinned.compiled()
+    assert equal(pinned.gradients(call), expected) and equal(pinned.gradients(call), expected)
+    report = compile_remat.reports()[-1]
+    assert report.plan is not None and report.plan.offloaded
+
+
+def test_out_of_memory_takes_a_lower_plan(tmp_path: Path, delayed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = Pinned("blocks", tmp_path, "eager")
+    pinned.offload(*pinned.saved)
+    call = pinned.compiled()
+    expected = pinned.gradients(call)
+    fetch, failures = offload_ops.empty_like_host, [torch.OutOfMemoryError("out of memory, said the test")]
+
+    def empty(*arguments: Any) -> Tensor:
+        if failures:
+            raise failures.pop()
+        return fetch(*arguments)
+
+    monkeypatch.setattr(offload_ops, "empty_like_host", empty)
+    with pytest.warns(PlannerWarning, match="out of memory with a predicted peak of"):
+        torch.testing.assert_close(pinned.gradients(call), expected)
+    assert not failures
+
+
+def test_graphs_of_several_sizes_move_nothing(delayed: None) -> None:
+    """The guide says so: their plans are made for a range of sizes."""
+    torch.manual_seed(0)
+    model = Wide()
+    options = compile_remat.options(memory_budget="24MiB", device="h100-sxm", compiler="eager", offload="auto")
+    call: Any = torch.compile(model, backend="remat", options=options, dynamic=True)
+    for rows in (2048, 1024):
+        call(torch.randn(rows, 128)).sum().backward()
+    assert all(report.plan is None or not report.plan.offloaded for report in compile_remat.reports())

@@ -128,9 +128,14 @@ def _release(given: torch.Tensor, ticket: torch.Tensor) -> None:
         transfer.finish()
 
 
+def empty_like_host(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Uninitialised memory of the device with the layout of a host tensor."""
+    return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
+
+
 def _fetch(host: torch.Tensor, ticket: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     streams, transfer = streams_of(device), _transfer(ticket)
-    made = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
+    made = empty_like_host(host, device)
     after = [streams.current(device).record()]  # kernels that used this memory before
     after += [transfer.done] if transfer is not None else []
     return made, Transfer(streams.engine(device, Direction.BACK).copy(made, host, after), made).ticket()
@@ -153,8 +158,7 @@ def _stash_fake(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _fetch_fake(host: torch.Tensor, ticket: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
-    return made, torch.empty((), dtype=torch.int64, device="cpu")
+    return empty_like_host(host, device), torch.empty((), dtype=torch.int64, device="cpu")
 
 
 def _nothing_fake(*_: object) -> None:
