@@ -44,7 +44,7 @@ from compile_remat.planning.request import (
     interrupted_by,
 )
 from compile_remat.planning.searches import Searches
-from compile_remat.planning.settings import Settings
+from compile_remat.planning.settings import MOVES_NOTHING, Settings
 from compile_remat.planning.shared_policy import choose_shared
 from compile_remat.planning.size_search import Varying, log_unbounded_sizes, range_of
 from compile_remat.report import Report, joined
@@ -88,17 +88,16 @@ def plan_joint(
     """
     problem, budget = prepared.problem, prepared.effective
     deadline = deadline_of(problem, settings.time_limit) if context.has_deadline else None
-    link = settings.link
-    if link is not None and joint_graph.has_symbolic_sizes(prepared.joint):
-        link = None
-    planner = (context.searches or Searches()).planner(problem, settings.time_limit, deadline, link)
     request_now = interrupted_by(request)
+    kept = _why_kept(prepared.joint, request_now) if settings.link is not None else ""
+    link = None if kept else settings.link
+    planner = (context.searches or Searches()).planner(problem, settings.time_limit, deadline, link)
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # the incumbent belongs to another graph of the compilation
     chosen = _chosen(planner, request, prepared, settings, pinned)
     is_asked = context.with_plain and isinstance(request_now, Fit)
     said = gain_of_constant(planner, chosen.plan, budget, is_asked=is_asked)
-    chosen = replace(chosen, message=joined(chosen.message, said))
+    chosen = replace(chosen, message=joined(joined(chosen.message, said), kept))
     if context.with_floor and chosen.floor_bytes is None:
         chosen = replace(chosen, floor_bytes=planner.lowest().peak_bytes)
     resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
@@ -121,6 +120,15 @@ def plan_joint(
     varying = Varying(prepared.joint, problem, prepared.cost, settings.expandable)
     report = replace(report, size_range=range_of(varying, request_now, budget, planner, plan, prepared.plain))
     return Planned(prepared.joint, prepared.cost, problem, plan, report, resume)
+
+
+def _why_kept(joint: joint_graph.Joint, request: Request) -> str:
+    """Returns the reason, for the report, why a graph moves nothing although `offload` is on; empty if it may."""
+    if joint_graph.has_symbolic_sizes(joint):
+        return f"{MOVES_NOTHING}the graph's sizes vary"
+    return (
+        f"{MOVES_NOTHING}the graph shares its budget with others" if isinstance(request, SharedOption | Replay) else ""
+    )
 
 
 def _bytes_for(request: Request, effective: EffectiveBudget) -> int | None:

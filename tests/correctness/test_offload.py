@@ -362,4 +362,20 @@ def test_graphs_of_several_sizes_move_nothing(delayed: None) -> None:
     call: Any = torch.compile(model, backend="remat", options=options, dynamic=True)
     for rows in (2048, 1024):
         call(torch.randn(rows, 128)).sum().backward()
-    assert all(report.plan is None or not report.plan.offloaded for report in compile_remat.reports())
+    for report in compile_remat.reports():
+        assert report.plan is not None and not report.plan.offloaded
+        assert "offload = auto moves nothing: the graph's sizes vary" in report.message
+
+
+def test_graphs_that_share_a_budget_move_nothing() -> None:
+    torch.manual_seed(0)
+    model, options = Wide(), compile_remat.options(memory_budget="24MiB", device="h100-sxm", offload="auto")
+    for block in model.blocks:
+        block.compile(backend="remat", options={**options, "compiler": "eager"})
+    for _ in range(2):
+        model(torch.randn(2048, 128)).sum().backward()
+    running = [report for report in compile_remat.reports() if report.runs_now]
+    assert len(running) == 2
+    for report in running:
+        assert report.plan is not None and not report.plan.offloaded
+        assert "offload = auto moves nothing: the graph shares its budget with others" in report.message
