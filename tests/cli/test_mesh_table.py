@@ -62,6 +62,7 @@ def test_a_device_without_links_has_no_price_for_collectives(capsys: pytest.Capt
     ("given", "text"),
     [
         ([*ON, "dp=2", "--gradients", "early"], "--gradients early does not go with --mesh"),
+        ([*ON, "dp=2", "--offload", "auto"], "--offload does not go with --mesh"),
         ([*ON, "dp=2", "--compare"], "--compare does not go with --mesh"),
         ([*ON, "dp=2", "--html", "x.html"], "--html does not go with --mesh"),
         (["--devices", "t4,l4", "--mesh", "dp=2"], "--devices does not go with --mesh"),
