@@ -18,14 +18,15 @@ from plain's; eager mode draws other random numbers, so a model with dropout dif
 or falls short.
 `--option compiler=eager` runs all graphs without compiling them.
 
-`--quick` is for a few minutes of a GPU: everything in 8 minutes, in the order of its weight. It calibrates the device, and plans by
-what it found; compiles GPT, Llama and ResNet-50 (plain, checkpointed, torch's 0.5, ours at the peaks of both and at `min`) beside
-each other and tunes each point's kernels alone; times each alone, A B A B; records launches; compares the ResNet's gradients with
-float64's; and judges: a line for each asked figure, and exit status 1 if one is missed. It begins nothing that would end too late,
-and says before it starts and at its end how many seconds of the device it takes. DIR has at most 8 files, complete at any moment,
-which replace those of an earlier session: device.json, NAME.json of each model, quick.json (parts and verdicts), launches.jsonl.gz
-(a line of JSON for each point, its sums by kernel and its launches), frontiers.png and log.txt. `--toy --device cpu` runs all of it
-here, and `--device fake` emits the points' code for a GPU that is not there (needs g++ and triton) and predicts their peaks.
+`--quick` is for a few minutes of a GPU: everything in 8 minutes, in the order of its weight. It calibrates the device, and
+plans by what it found; compiles GPT, Llama and ResNet-50 (plain, checkpointed, torch's 0.5, ours at the peaks of both, at the
+former also with offload, and at `min`) beside each other and tunes each point's kernels alone; times each alone, A B A B;
+records launches; compares the ResNet's gradients with float64's; and judges: a line for each asked figure, and exit status 1 if
+one is missed. It begins nothing that would end too late, and says before it starts and at its end how many seconds of the
+device it takes. DIR has at most 8 files, complete at any moment, which replace those of an earlier session: device.json,
+NAME.json of each model, quick.json (parts and verdicts), launches.jsonl.gz (a line of JSON for each point, its sums by kernel
+and its launches), frontiers.png and log.txt. `--toy --device cpu` runs all of it here, and `--device fake` emits the points'
+code for a GPU that is not there (needs g++ and triton) and predicts their peaks.
 """
 
 import argparse

@@ -34,11 +34,21 @@ EXACT = "exact"
 
 @dataclass(frozen=True)
 class Task:
-    """A point still to be measured."""
+    """A point still to be measured.
+
+    Attributes:
+        offload: The option of our backend.
+    """
 
     kind: str
     setting: str
     memory_budget: int | str | None = None
+    offload: str = "off"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of our backend for this point alone."""
+        return {} if self.offload == "off" else {"offload": self.offload}
 
 
 def tasks(points: Sequence[Point]) -> Iterator[Task]:
@@ -169,7 +179,7 @@ class Contest:
             return self._plain(checkpointed(case))
         if task.kind == "remat":
             assert task.memory_budget is not None
-            return harness.remat(case, task.memory_budget, **self.options)
+            return harness.remat(case, task.memory_budget, **self.options, **task.options)
         return self._plain(case)
 
     def _plain(self, case: Case) -> harness.Training:

@@ -16,6 +16,10 @@ ASKED: Mapping[tuple[str, str], float] = {
     ("llama", "torch 0.5"): 0.935,
 }
 """The most that our step may take of a rival's, with no higher peak."""
+AT_CHECKPOINT, WITH_OFFLOAD = "at checkpoint blocks", "at checkpoint blocks, offload"
+"""Settings of our points at the peak of checkpointed blocks."""
+ASKED_OF_OFFLOAD: Mapping[str, float] = {"gpt": 0.91, "llama": 0.91}
+"""The most that our step with offload may take of checkpointed blocks', with no higher peak."""
 STEP_ERROR, EXTRA_ERROR = 0.05, 0.02
 """Of the measured step: of the predicted step, and of the predicted time beyond plain's."""
 GRADIENT_RATIO = 1.05
@@ -39,6 +43,7 @@ def of_model(model: str, points: Sequence[Point], judged: frozenset[Judged]) -> 
     """All lines of a model; what is not `judged` is told alone: times of a CPU or of toys mean nothing."""
     groups: tuple[tuple[Judged, Iterator[Verdict]], ...] = (
         ("times", _ratios(model, points)),
+        ("times", _offload(model, points)),
         ("times", _predictions(model, points)),
         ("peaks", _peaks(model, points)),
         ("gradients", _gradients(model, points)),
@@ -60,6 +65,20 @@ def _ratios(model: str, points: Sequence[Point]) -> Iterator[Verdict]:
         visits = [a / b for a, b in zip(ours.visits_ns or (), rival.visits_ns or (), strict=False)]
         spread = f" (visits {min(visits):.3f} to {max(visits):.3f})" if visits else ""
         yield Verdict(f"{text}: {ours.name} takes {ratio:.3f}{spread}", None if asked is None else ratio <= asked)
+
+
+def _offload(model: str, points: Sequence[Point]) -> Iterator[Verdict]:
+    asked, moved = ASKED_OF_OFFLOAD.get(model), find(points, "remat", WITH_OFFLOAD)
+    kept, rival = find(points, "remat", AT_CHECKPOINT), find(points, *RIVALS[0])
+    if asked is None or moved is None:
+        return
+    text = f"{model}: with offload at the peak of checkpoint blocks (asked: {asked:.3f} of its time)"
+    if rival is None or kept is None or not rival.step_ns or not moved.step_ns or not kept.step_ns:
+        yield Verdict(f"{text}: not measured", False)
+        return
+    ratio, gain_ns = moved.step_ns / rival.step_ns, kept.step_ns - moved.step_ns
+    gained = f"{gain_ns / 1e6:.2f} ms less than without it, {percent(gain_ns / kept.step_ns)}"
+    yield Verdict(f"{text}: {ratio:.3f}, {gained}", ratio <= asked)
 
 
 def _ours_at(rival: Point | None, points: Sequence[Point]) -> Point | None:

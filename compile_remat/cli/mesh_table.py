@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from compile_remat.forecast.mesh.rank_figures import RankForecast
     from compile_remat.forecast.target_step import Target
 
-_ONE_RANK_ONLY = ("devices", "compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch", "slices", "offload", "host_memory")
+_ONE_RANK_ONLY = (
+    "devices",
+    "compare",
+    "html",
+    "chrome_trace",
+    "memory_snapshot",
+    "no_largest_batch",
+    "slices",
+    "offload",
+    "host_memory",
+)
 _MESH_ONLY = ("shard", "keep_gathered", "node_size", "network", "param_dtype", "reduce_dtype")
 
 

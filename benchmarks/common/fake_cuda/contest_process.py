@@ -57,7 +57,7 @@ def emitted(task: Task, fields: Mapping[str, Any]) -> Point:
     is_ours = task.kind == "remat"
     if is_ours:
         assert task.memory_budget is not None
-        use = step.ours(task.memory_budget, device=fields["options"]["device"])
+        use = step.ours(task.memory_budget, device=fields["options"]["device"], **task.options)
     else:
         use = step.torchs(float(task.setting) if task.kind == "torch" else 1.0)
     with mock.patch.object(

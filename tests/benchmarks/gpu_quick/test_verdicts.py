@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.frontier import Point
-from benchmarks.gpu_quick.verdicts import Judged, of_model
+from benchmarks.gpu_quick.verdicts import WITH_OFFLOAD, Judged, of_model
 
 MIB, MS = 1 << 20, 1_000_000
 ALL: frozenset[Judged] = frozenset({"times", "peaks", "gradients"})
@@ -83,6 +83,16 @@ def test_what_was_asked_and_not_measured_is_missed() -> None:
     ]
     (no_torch,) = (verdict for verdict in of_model("resnet50", [], ALL) if verdict.is_met is None)
     assert no_torch.text == "resnet50: at the peak of torch 0.5: not measured"  # nothing is asked for there
+
+
+@pytest.mark.parametrize(("step_ms", "is_met"), [(109, True), (110, False)])
+def test_offload_is_judged_beside_checkpoints_and_told_beside_ours(step_ms: float, is_met: bool) -> None:
+    moved = ours(WITH_OFFLOAD, 40, 40, step_ms)
+    line = next(each for each in of_model("gpt", [*points(), moved], ALL) if "with offload" in each.text)
+    gain = f"{113 - step_ms:.2f} ms less than without it, {(113 - step_ms) / 113:.1%}"
+    assert line.text.endswith(f"(asked: 0.910 of its time): {step_ms / 120:.3f}, {gain}") and line.is_met is is_met
+    line = next(e for e in of_model("gpt", [replace(moved, step_ns=None), *points()], ALL) if "with offload" in e.text)
+    assert line.text.endswith("not measured") and line.is_met is False
 
 
 def test_another_point_of_ours_stands_in_where_two_rivals_peaks_are_near() -> None:
