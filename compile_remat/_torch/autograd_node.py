@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Backward = Callable[..., Any]
 
@@ -39,6 +40,14 @@ def compiled_node(outputs: Iterable[object], since: int) -> Any | None:
             return node
         stack.extend(n for n, _ in node.next_functions if n is not None)
     return None
+
+
+def edges_of(outputs: Iterable[object]) -> list[GradientEdge]:
+    """Returns what keeps the autograd nodes of outputs, and what these have saved, alive without the outputs.
+
+    A reference to the node itself does so only from torch 2.13 on.
+    """
+    return [get_gradient_edge(t) for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
 
 
 def can_be_differentiated(args: Sequence[Any]) -> bool:

@@ -21,7 +21,14 @@ from typing import Any, TypeVar
 import torch
 
 from compile_remat._torch.ambient import read_random_state, write_random_state
-from compile_remat._torch.autograd_node import Backward, compiled_node, keeping_version, sequence_number, written_by
+from compile_remat._torch.autograd_node import (
+    Backward,
+    compiled_node,
+    edges_of,
+    keeping_version,
+    sequence_number,
+    written_by,
+)
 from compile_remat._torch.offload.streams import HostCopyError
 from compile_remat._torch.sizes import in_blocks
 from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
@@ -231,13 +238,17 @@ class OomRecovery(Hook):
         try:
             since = sequence_number()
             with torch.enable_grad():
-                node = compiled_node(region.running.compiled(*inputs), since)
+                outputs = region.running.compiled(*inputs)
+                node, edges = compiled_node(outputs, since), edges_of(outputs)
+                del outputs
         finally:
             _write_random(now)
         if node is None:
             raise RuntimeError("the forward that was run again has no backward")
         inputs.clear()
-        return node.apply(*gradients)
+        result = node.apply(*gradients)
+        del edges
+        return result
 
     def _refusal(self, region: CompiledRegion) -> str:
         """Returns the reason why the region is not planned again, however it fails; empty if it can be."""
