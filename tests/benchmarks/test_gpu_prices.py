@@ -17,17 +17,17 @@ STEP, FAMILY, EXTRA = "step", 0.10, "extra"
 LIMITS = {STEP: 0.05, **dict.fromkeys(FAMILIES, FAMILY), EXTRA: 0.02}
 
 MISSED = {
-    ("gpt", "torch 0.5"): {FUSED: -0.103, EXTRA: -0.026},
-    ("gpt", "torch 0.1"): {FUSED: -0.128, EXTRA: -0.036},
-    ("gpt", "remat min"): {FUSED: -0.119, EXTRA: -0.044},
-    ("gpt", "remat 0.5"): {FUSED: -0.138, EXTRA: -0.046},
-    ("gpt", "remat 0.3"): {FUSED: -0.120, EXTRA: -0.039},
-    ("llama", "torch 0.1"): {FUSED: -0.180, EXTRA: -0.056},
-    ("llama", "remat 0.5"): {FUSED: -0.210, EXTRA: -0.056},
-    ("llama", "remat 0.3"): {STEP: -0.053, FUSED: -0.215, EXTRA: -0.071},
-    ("llama", "remat min"): {FUSED: -0.151, EXTRA: -0.048},
-    ("llama", "remat at torch 0.1"): {FUSED: -0.201, EXTRA: -0.061},
-    ("resnet50", "remat 0.5"): {STEP: -0.118, PRODUCTS: 0.244, FUSED: -0.450},
+    ("gpt", "torch 0.5"): {EXTRA: -0.020},
+    ("gpt", "torch 0.1"): {FUSED: -0.123, EXTRA: -0.030},
+    ("gpt", "remat min"): {FUSED: -0.132, EXTRA: -0.041},
+    ("gpt", "remat 0.5"): {FUSED: -0.156, EXTRA: -0.040},
+    ("gpt", "remat 0.3"): {FUSED: -0.139, EXTRA: -0.035},
+    ("llama", "torch 0.1"): {FUSED: -0.124, EXTRA: -0.053},
+    ("llama", "remat 0.5"): {FUSED: -0.174, EXTRA: -0.051},
+    ("llama", "remat 0.3"): {FUSED: -0.174, EXTRA: -0.060},
+    ("llama", "remat min"): {FUSED: -0.106, EXTRA: -0.047},
+    ("llama", "remat at torch 0.1"): {FUSED: -0.166, EXTRA: -0.056},
+    ("resnet50", "remat 0.5"): {STEP: -0.124, PRODUCTS: 0.244, FUSED: -0.460},
 }
 """Errors beyond what is asked, of `LIMITS`.
 
