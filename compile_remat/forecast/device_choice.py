@@ -13,7 +13,7 @@ from compile_remat._util.progress import Advance, about
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, kind_of, trace
-from compile_remat.forecast.forecasting import effective_budget_of, estimated_plan
+from compile_remat.forecast.forecasting import effective_budget_of, estimated_plan, prepared_for
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.target_step import (
     Target,
@@ -154,9 +154,9 @@ def _row(
     largest_bytes = largest_gradient_bytes(traced)
     beside = beside_graph(target, traced.parameter_bytes, traced.trainable_bytes, largest_bytes)
     effective = effective_budget_of(target, limit_bytes, beside.named_bytes(traced.parameter_bytes, traced.input_bytes))
-    own = ready_on(traced, target)
+    own = ready_on(traced, target, prepared_for(effective))
     step, planner = own.step, own.planner
-    plan = estimated_plan(traced, target, effective).plan
+    plan = estimated_plan(traced, own, target, effective).plan
     largest = nothing_fits(beside, limit_bytes) if with_max_batch else None
     if with_max_batch and largest is None and batch is not None and limit_bytes is not None:
         largest = found_or_why(

@@ -24,6 +24,7 @@ from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observ
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.target_step import (
+    LOWEST_PEAK,
     BesideGraph,
     Ready,
     Target,
@@ -42,6 +43,7 @@ from compile_remat.planning.budget_source import EffectiveBudget, source_of
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.pipeline import plan_graph
 from compile_remat.planning.request import Fit
+from compile_remat.planning.settings import SLICES
 
 SEARCH_SHARE, BATCH_SHARE = 0.6, 1.2
 """Times of the search for a plan, and of that for the largest batch, as shares of the time of the trace; for progress alone.
@@ -243,7 +245,8 @@ def forecast(
         effective = effective_budget_of(target, limit, beside.named_bytes(parameter_bytes, input_bytes))
         lowering.begin(Asked(builder, target, effective.budget, target.budget.kind == "auto", with_plain))
         advance("building the planning problem")
-        own = ready_on(traced, target, torch_budgets=TORCH_BUDGETS if with_baselines else (1.0,))
+        torch_budgets = TORCH_BUDGETS if with_baselines else (1.0,)
+        own = ready_on(traced, target, prepared_for(effective), torch_budgets)
         if search and worker is not None:
             worker.send((own.step, beside))
         if lowering.is_there:
@@ -336,7 +339,7 @@ def _estimated(
         BudgetError: No plan fits.
     """
     is_max = effective.budget.kind == "max"
-    planned = estimated_plan(traced, target, effective, with_plain=with_plain or is_max, with_floor=not is_max)
+    planned = estimated_plan(traced, own, target, effective, with_plain=with_plain or is_max, with_floor=not is_max)
     report = planned.report
     floor_bytes = own.planner.lowest().peak_bytes if is_max else report.floor_bytes
     assert floor_bytes is not None
@@ -344,10 +347,11 @@ def _estimated(
     return _PlanOfStep(planned.plan, floor_bytes, report.message, plain_peak_bytes, why=str(reason))
 
 
-def estimated_plan(traced: Traced, target: Target, effective: EffectiveBudget, **facts: Any) -> Planned:
+def estimated_plan(traced: Traced, own: Ready, target: Target, effective: EffectiveBudget, **facts: Any) -> Planned:
     """Returns the plan of a traced step by rules.
 
     Args:
+        own: The step, ready for the budget `prepared_for(effective)`.
         facts: Fields of the `PlanContext`.
 
     Raises:
@@ -356,11 +360,23 @@ def estimated_plan(traced: Traced, target: Target, effective: EffectiveBudget, *
     """
     settings = target.settings(effective.budget, from_auto=target.budget.kind == "auto")
     context = context_of(traced, target, source=effective.source, **facts)
-    planned = plan_graph(traced.copied(), settings, Fit(), context)
+    if effective.budget.kind in SEARCHED and not context.with_plain and settings.slices == SLICES["off"]:
+        planned = plan_graph(traced.given, settings, Fit(), context, replace(own.prepared, effective=effective))
+    else:
+        planned = plan_graph(traced.copied(), settings, Fit(), context)
     return refuse(0, traced.name) if planned is None else planned
 
 
 # -- the budget ---------------------------------------------------------------------------------------------------------
+
+
+SEARCHED = ("bytes", "min")
+"""Budgets for which a step is prepared alike: without the plan of plain torch.compile."""
+
+
+def prepared_for(effective: EffectiveBudget) -> MemoryBudget:
+    """Returns the budget for which a step is made ready: its own, unless that needs the plan of plain torch.compile."""
+    return effective.budget if effective.budget.kind in SEARCHED else LOWEST_PEAK
 
 
 def effective_budget_of(target: Target, limit_bytes: int | None, others: Mapping[str, int]) -> EffectiveBudget:

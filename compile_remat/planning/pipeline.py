@@ -40,7 +40,11 @@ Outcome = Planned | BudgetError
 
 
 def plan_graph(
-    graph: JointModule, settings: Settings, request: Request, context: PlanContext | None = None
+    graph: JointModule,
+    settings: Settings,
+    request: Request,
+    context: PlanContext | None = None,
+    prepared: PreparedGraph | None = None,
 ) -> Planned | None:
     """Plan a joint graph, with rows in slices if the settings ask for them and the budget needs them.
 
@@ -48,6 +52,8 @@ def plan_graph(
 
     Args:
         graph: Rewritten in place.
+        prepared: The whole graph, prepared under the same settings, request and context, if they ask for no slices: then `graph`
+            is not read.
 
     Returns:
         The plan, with the rewritten graph that it is for; None if nothing depends on a tangent, so that there is nothing to choose.
@@ -57,7 +63,7 @@ def plan_graph(
         ConfigError: Torch's annotations of a memory budget contradict each other.
         PlanMismatchError: The plan in `plan_dir` for this graph's key does not fit the graph.
     """
-    return _Pipeline(graph, settings, request, context or PlanContext()).run()
+    return _Pipeline(graph, settings, request, context or PlanContext(), prepared).run()
 
 
 @dataclass(frozen=True)
@@ -81,17 +87,24 @@ def _is_at_once(variant: Variant) -> bool:
 class _Pipeline:
     """The planning of one joint graph; see `plan_graph`."""
 
-    def __init__(self, graph: JointModule, settings: Settings, request: Request, context: PlanContext) -> None:
+    def __init__(
+        self,
+        graph: JointModule,
+        settings: Settings,
+        request: Request,
+        context: PlanContext,
+        prepared: PreparedGraph | None = None,
+    ) -> None:
         self.settings, self.request, self.context = settings, request, context
         self.asked = interrupted_by(request)
         is_alone = isinstance(self.asked, Fit | FitBelow) and not context.is_inner
         self.slices = settings.slices if is_alone else OFF
         self.variants = Variants(graph, self.slices, is_on_cpu=context.device is not None)
-        self.whole: PreparedGraph | None = None
+        self.whole = prepared
 
     def run(self) -> Planned | None:
         start = time.perf_counter()
-        self.whole = prepare(self.variants.whole.graph, self.settings, self.request, self.context)
+        self.whole = self.whole or prepare(self.variants.whole.graph, self.settings, self.request, self.context)
         if self.whole is None:
             return None
         planned = self._taken()
