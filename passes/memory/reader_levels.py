@@ -27,12 +27,14 @@ class ReaderLevel:
         reading: Indices of the values that have readers in the walk.
         readers: Indices of the readers of the first value in `reading`, then of the next value's readers, and so on.
         firsts: Position in `readers` at which the readers of each value begin.
+        each: The values of `reading`, each with its readers.
     """
 
     values: Ints
     reading: Ints
     readers: Ints
     firsts: Ints
+    each: Sequence[tuple[int, Sequence[int]]]
 
     def raise_rows(self, rows: NDArray[np.int32], of_readers: NDArray[np.int32]) -> None:
         """Raises each value's row in `rows`, [values, P], to the largest row of its readers in `of_readers`, [values, P]."""
@@ -42,9 +44,9 @@ class ReaderLevel:
             largest = np.maximum.reduceat(of_readers[self.readers], self.firsts, axis=0)
             rows[self.reading] = np.maximum(rows[self.reading], largest)
             return
-        for v, readers in zip(self.reading.tolist(), np.split(self.readers, self.firsts[1:]), strict=True):
+        for v, readers in self.each:
             row = rows[v]
-            for w in readers.tolist():
+            for w in readers:
                 np.maximum(row, of_readers[w], out=row)
 
 
@@ -64,6 +66,5 @@ def _level(found: Sequence[tuple[int, Sequence[int]]]) -> ReaderLevel:
     reading = [(v, readers) for v, readers in found if readers]
     flat = [w for _, readers in reading for w in readers]
     numbers = [0, *np.cumsum([len(readers) for _, readers in reading]).tolist()][:-1] if reading else []
-    return ReaderLevel(
-        *(np.array(x, dtype=np.int64) for x in ([v for v, _ in found], [v for v, _ in reading], flat, numbers))
-    )
+    columns = ([v for v, _ in found], [v for v, _ in reading], flat, numbers)
+    return ReaderLevel(*(np.array(x, dtype=np.int64) for x in columns), reading)

@@ -60,7 +60,8 @@ class RecomputeSchedule:
             for v in step.reads:
                 first_anchor[v] = min(first_anchor[v], anchor)
         self.first_anchor = np.array(first_anchor, dtype=np.int32)
-        self._is_read = (self.first_anchor < NEVER).tolist()
+        is_read = (self.first_anchor < NEVER).tolist()
+        self._backwards = [(v, (is_read[v], readers[v])) for v in reversed(range(len(values)))]
         self._bound()
 
     def _bound(self) -> None:
@@ -97,19 +98,21 @@ class RecomputeSchedule:
 
     def needs(self, saved: Bools) -> tuple[Bools, Bools]:
         """Masks of the saved values that the backward reads, and of the values that it recomputes, both [values, P]."""
-        plans, rows = saved.shape[1], np.packbits(saved, axis=1)
-        width = rows.shape[1]
-        everywhere = (1 << 8 * width) - 1  # a bit for each plan
-        used, recomputed = [0] * len(saved), [0] * len(saved)
-        for v in range(len(saved) - 1, -1, -1):
-            needed = everywhere if self._is_read[v] else 0
-            if not needed:
-                for w in self.readers[v]:
-                    needed |= recomputed[w]
-            if needed:
-                used[v] = needed & int.from_bytes(rows[v].tobytes())
-                recomputed[v] = needed ^ used[v]
-        return _unpacked(used, width, plans), _unpacked(recomputed, width, plans)
+        count, plans = saved.shape
+        rows = np.packbits(saved, axis=1)
+        width, packed = rows.shape[1], rows.tobytes()
+        everywhere, nothing = (1 << 8 * width) - 1, bytes(width)  # a bit for each plan
+        needed, recomputed = [nothing] * count, [0] * count
+        for v, (is_read, readers) in self._backwards:
+            wanted = everywhere if is_read else 0
+            if not wanted:
+                for w in readers:
+                    wanted |= recomputed[w]
+            if wanted:
+                needed[v] = wanted.to_bytes(width)
+                recomputed[v] = wanted & ~int.from_bytes(packed[v * width : (v + 1) * width])
+        bits = np.frombuffer(b"".join(needed), dtype=np.uint8).reshape(count, width)
+        return _unpacked(bits & rows, plans), _unpacked(bits & ~rows, plans)
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
         """The anchor before which each value is recomputed, if at all, and the mask of the recomputed values, both [values, P]."""
@@ -148,7 +151,6 @@ class RecomputeSchedule:
         return np.ascontiguousarray(slots.T), step_slots, length
 
 
-def _unpacked(rows: Sequence[int], width: int, plans: int) -> Bools:
-    """Unpacks rows of bits, each an integer of `width` bytes, to a mask [rows, plans]."""
-    packed = np.frombuffer(b"".join(row.to_bytes(width) for row in rows), dtype=np.uint8)
-    return np.unpackbits(packed.reshape(len(rows), width), axis=1, count=plans).view(bool)
+def _unpacked(rows: NDArray[np.uint8], plans: int) -> Bools:
+    """Unpacks rows of bits to a mask [rows, plans]."""
+    return np.unpackbits(rows, axis=1, count=plans).view(bool)
