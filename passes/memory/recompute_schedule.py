@@ -134,21 +134,24 @@ class RecomputeSchedule:
 
     def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Slots of values, [values, P], slots of steps, [P, steps], and the number of slots of the longest backward."""
-        n, plans = start.shape
+        among = np.flatnonzero(recomputed.any(axis=1))  # plans of one batch are much alike
+        n, plans = len(among), start.shape[1]
         m = self.num_steps
         last = len(self.anchor_step) - 1
-        key = np.where(recomputed, start, last + 1).T
+        key = np.where(recomputed[among], start[among], last + 1).T
         small = np.int16 if last < np.iinfo(np.int16).max else np.int32  # numpy sorts 16 bits by radix
         order = np.argsort(key.astype(small, order="C"), axis=1, kind="stable")
         burst = np.append(self.anchor_step, np.int32(m))[key]  # [P, n]: the step that follows
-        slots = np.empty((plans, n), dtype=np.int32)
-        np.put_along_axis(slots, order, np.broadcast_to(np.arange(n, dtype=np.int32), (plans, n)), axis=1)
-        slots += burst
+        ranks = np.empty((plans, n), dtype=np.int32)
+        places = order + np.arange(plans)[:, None] * n
+        ranks.reshape(-1)[places.reshape(-1)] = np.broadcast_to(np.arange(n, dtype=np.int32), (plans, n)).reshape(-1)
         flat = (burst + np.arange(plans)[:, None] * (m + 1)).ravel()
         counts = np.bincount(flat, minlength=plans * (m + 1)).reshape(plans, m + 1)[:, :m]
         step_slots = (np.cumsum(counts, axis=1) + np.arange(m)).astype(np.int32)
         length = int(step_slots[:, -1].max()) + 1 if m else 0
-        return np.ascontiguousarray(slots.T), step_slots, length
+        slots = np.zeros(start.shape, dtype=np.int32)
+        slots[among] = (ranks + burst).T
+        return slots, step_slots, length
 
 
 def _unpacked(rows: NDArray[np.uint8], plans: int) -> Bools:
