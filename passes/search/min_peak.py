@@ -41,6 +41,8 @@ class MinimumPeak:
     def found(self) -> list[Bools]:
         """Plans of low peak; the first is the lowest plan: the fastest one of nearly the lowest peak."""
         search, pressed, options = self.search, self.first, self.search.options
+        if search.is_lowest(search.peak(pressed)):
+            return [pressed]
         with search.work.search():
             best = pressed
             if options.uses_perturbation:

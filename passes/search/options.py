@@ -82,6 +82,7 @@ class SearchOptions:
             WaveNet's lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).
         far_swaps: Factor on `swap_distance` and `max_moves` in one more local search for the first of these targets.  Without it,
             `min` of a diffusion transformer was 3 % higher (`python -m benchmarks.gap --part zoo --model dit`).
+        close_peak: A plan whose peak times this is at most the least peak of all plans is low enough: no lower one is sought.
         same_peak: Of plans whose peaks differ by less than this factor, the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
         max_floor_perturbations, perturbation_work: Most perturbations of the plan of lowest peak, and most perturbations times
@@ -178,6 +179,7 @@ class SearchOptions:
     floor_search_target: float = 0.3
     far_swaps: int = 2
     descent_targets: tuple[float, ...] = (0.95, 0.98)
+    close_peak: float = 0.995
     same_peak: float = 0.998
     perturbation_flips: int = 4
     max_floor_perturbations: int = 64

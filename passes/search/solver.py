@@ -273,14 +273,15 @@ class Planner:
     def _lowest(self) -> Candidate:
         """The plan of lowest peak, recursive or not, after two searches: one with the problem's times, one with prices of bytes.
 
-        The second one is spared where no plan is lower, and after a recursive plan: the cuts at which that computes values anew lie
-        where few bytes are live, whatever times say, and prices of bytes found none clearly lower in 12 problems of 12.
+        The second one is spared where no plan is much lower, and after a recursive plan: the cuts at which that computes values
+        anew lie where few bytes are live, whatever times say, and prices of bytes found none clearly lower in 12 problems of 12.
         """
-        by_time, same = self._low_by_time, self.options.same_peak
-        if by_time.again or by_time.peak_bytes * same <= self.search.least_peak_bytes:
+        by_time = self._low_by_time
+        if by_time.again or self.search.is_lowest(by_time.peak_bytes):
             return self._settled(by_time)
         by_bytes = self._low_by_bytes
-        return self._settled(by_bytes if by_bytes.peak_bytes < by_time.peak_bytes * same else by_time)
+        is_lower = by_bytes.peak_bytes < by_time.peak_bytes * self.options.same_peak
+        return self._settled(by_bytes if is_lower else by_time)
 
     @cached_property
     def _low_by_bytes(self) -> Candidate:
@@ -324,7 +325,7 @@ class Planner:
     def _pressed(self, found: Candidate) -> Candidate:
         """The plan after local search for fractions of its own peak, while the peak falls; the values computed twice stay."""
         for share in self.options.pressed_targets:
-            while not self.work.is_spent:
+            while not (self.work.is_spent or self.search.is_lowest(found.peak_bytes)):
                 lower = self._recursion.improved(found, int(share * found.peak_bytes))
                 if lower.peak_bytes >= found.peak_bytes:
                     break
@@ -335,6 +336,8 @@ class Planner:
     def _lowest_recursive(self) -> Candidate | None:
         """The recursive plan of lowest peak, if its peak is clearly below that of all plans without recursion; else None."""
         peak, pressed = self.search.peak, self.minimum_peak.first
+        if self.search.is_lowest(peak(pressed)):
+            return None
         with self.work.search():
             found = self._recursion.lowest(
                 self.minimum_peak.unavoidable_bytes, int(peak(pressed) * self.options.same_peak)

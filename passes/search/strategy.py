@@ -124,6 +124,10 @@ class Search:
         extra = self.time(mask) - self.fastest_time_ns
         return extra - self.bound(budget_bytes, extra, anchors=anchors) > gap * self.problem.step_time_ns
 
+    def is_lowest(self, peak_bytes: int) -> bool:
+        """Returns whether no plan's peak is much below this one."""
+        return peak_bytes * self.options.close_peak <= self.least_peak_bytes
+
     def faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
         """Returns `other` if it fits the budget and is faster than `mask`, else `mask`."""
         return other if self.peak(other) <= budget_bytes and self.time(other) < self.time(mask) else mask

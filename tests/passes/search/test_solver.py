@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -283,3 +284,21 @@ def test_the_lowest_plan_is_searched_for_with_prices_of_bytes_too(name: str) -> 
     lowest, by_time = planner.lowest(), planner._low_by_time
     assert lowest.peak_bytes == planner._low_by_bytes.peak_bytes < 0.995 * by_time.peak_bytes
     assert planner.within(lowest.peak_bytes).is_feasible
+
+
+def test_prices_of_bytes_are_spared_behind_a_recursive_plan() -> None:
+    planner = Planner(stored_problems()["gpt small"])
+    lowest = planner.lowest()
+    assert lowest.again and lowest.peak_bytes == planner._low_by_time.peak_bytes
+    assert "_low_by_bytes" not in vars(planner)
+    assert planner._low_by_bytes.peak_bytes > lowest.peak_bytes * DEFAULT.same_peak
+
+
+@pytest.mark.parametrize("name", ["chain1024", "convnext small"])
+def test_no_plan_is_searched_for_below_one_near_the_least_peak(name: str) -> None:
+    problem = stored_problems()[name]
+    quick, thorough = Planner(problem), Planner(problem, options=replace(DEFAULT, close_peak=math.inf))
+    found = quick.lowest()
+    assert len(quick.minimum_peak.found) == 1 < len(thorough.minimum_peak.found)
+    assert found.least_peak_bytes >= DEFAULT.close_peak * found.peak_bytes
+    assert (found.saved, found.peak_bytes) == (thorough.lowest().saved, thorough.lowest().peak_bytes)
