@@ -28,8 +28,11 @@ from compile_remat.passes.problem.work_budget import WorkBudget
 
 Floats = NDArray[np.float64]
 
-BATCH_CELLS = 1 << 21
-"""Most cells of one batch, (values + steps) x plans: each cell takes about 60 bytes while the batch is simulated."""
+BATCH_CELLS = 1 << 19
+"""Most cells of one batch, (values + steps) x plans: each cell takes about 60 bytes while the batch is simulated.
+
+Four times as many took an eighth longer on a Llama of 32 layers, because the kernel maps and unmaps such arrays each time.
+"""
 
 PRICED_CELLS = 1 << 23
 """Most such cells of plans that are priced together and not simulated."""
@@ -187,9 +190,13 @@ class Simulator:
 
     def batches(self, saved: Bools) -> Iterator[Batch]:
         """Simulates the plans in the columns of `saved`, [values, P], in batches of at most `BATCH_CELLS` cells."""
-        most = max(1, BATCH_CELLS // (self.num_values + self.num_steps))
-        for first in range(0, saved.shape[1], most):
-            yield self.run(saved[:, first : first + most])
+        for first in range(0, saved.shape[1], self.most_at_once):
+            yield self.run(saved[:, first : first + self.most_at_once])
+
+    @property
+    def most_at_once(self) -> int:
+        """Most plans in a batch."""
+        return max(1, BATCH_CELLS // (self.num_values + self.num_steps))
 
     def run(self, saved: Bools) -> Batch:
         """Simulates the plans in the columns of `saved`, bool [values, P].  The caller has to obey the pins."""

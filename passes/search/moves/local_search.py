@@ -96,13 +96,15 @@ class LocalSearch:
     def _tried(self, columns: Bools, budget_bytes: int, weight: float) -> tuple[Floats, Batch]:
         """Scores of the plans in `columns`, [values, P], and the batch of the first plan of lowest score alone."""
         self.simulations += columns.shape[1]
-        found, lowest, first = list[Floats](), np.inf, 0
+        found, lowest, first, length = list[Floats](), np.inf, 0, None
+        if columns.shape[1] > self.simulator.most_at_once:
+            length = int(self.simulator.outlines(columns)[1].max())  # of all batches, which are compared
         for batch in self.simulator.batches(columns):
             end = first + len(batch.time_ns)
             if self.archive is not None:
                 self.archive.add(batch, columns[:, first:end])
             first = end
-            scores = self.score(batch, budget_bytes, weight)
+            scores = self.score(batch, budget_bytes, weight, length)
             found.append(scores)
             if scores.min() < lowest:
                 lowest, tried = scores.min(), batch.plan(int(np.argmin(scores)))
