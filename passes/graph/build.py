@@ -236,7 +236,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
                 for draft in graph.drafts_of(node):
                     draft.pin, draft.tag = SAVE, Tag.NONE
         else:
-            draft = _kernel_draft(graph, node, op)
+            draft = _kernel_draft(graph, node, op, roots)
             draft.pin, draft.tag = pin, tag
             is_in_epilogue = is_past_tangents and not draft.in_forward and not draft.in_backward
             draft.epilogue_step = len(graph.steps) if is_in_epilogue else -1
@@ -245,19 +245,21 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
     return graph
 
 
-def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op) -> Draft:
-    """The draft of a node that is no view; all its sources have drafts already, and the caller sets its pin."""
+def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op, roots: Sequence[fx.Node]) -> Draft:
+    """The draft of a node that is no view; all its sources have drafts already, and the caller sets its pin.
+
+    Args:
+        roots: The nodes and graph inputs that the node reads, directly or through views.
+    """
     joint, rules = graph.joint, graph.rules_of(node)
     draft = Draft(
         node=node,
         op=op,
         kernel=_kernel_of(node, op.kind, rules),
         nbytes=0 if writes_into_input(node) else _nbytes(node),
-        sources=tuple(graph.drafts_of(*node.all_input_nodes)),
-        snapshots=tuple(graph.by_node[copy] for copy in joint.snapshots_for(node)),
-        input_reads=tuple(
-            (r.name, _nbytes(r)) for r in graph.roots_of(*node.all_input_nodes) if r not in graph.by_node
-        ),
+        sources=tuple([graph.by_node[r] for r in roots if r in graph.by_node]),
+        snapshots=tuple([graph.by_node[copy] for copy in joint.snapshots_for(node)]),
+        input_reads=tuple([(r.name, _nbytes(r)) for r in roots if r not in graph.by_node]),
         in_forward=joint.info.is_required_fw(node),
         in_backward=node in joint.info.tangents_closure,
         mask_factor=rules.mask_traffic_factor if _is_mask(node) else 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -170,7 +169,8 @@ def copied(graph: DraftGraph) -> DraftGraph:
     """A copy of a graph's drafts, as they were after reading; passes may change the copy."""
     made = DraftGraph(graph.joint, graph.rules, roots=graph.roots)
     for node, read in graph.by_node.items():
-        draft = made.by_node[node] = copy.copy(read)
+        draft = made.by_node[node] = Draft.__new__(Draft)
+        vars(draft).update(vars(read))  # a fifth of the time of `copy.copy`
         draft.sources = tuple(made.by_node[source.node] for source in read.sources)
         draft.snapshots = tuple(made.by_node[source.node] for source in read.snapshots)
         draft.copies, draft.ordered_by, draft.parts = [], [], []
