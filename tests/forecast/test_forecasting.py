@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from compile_remat._torch.sizes import CUDA_BLOCK_BYTES
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import load_device, op_kind
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
+from compile_remat.forecast import target_step
 from compile_remat.forecast.baselines import (
     EACH,
     INNER,
@@ -35,6 +38,7 @@ from compile_remat.forecast.forecasting import Forecast, forecast
 from compile_remat.forecast.max_batch import MOST_SAMPLES, MaxBatch, _most
 from compile_remat.forecast.target_step import Target, ready_on, step_of
 from compile_remat.passes import Plan, Planner, timeline
+from compile_remat.planning import joint_problem, pipeline
 from tests import planned_models
 
 OURS = "tests.planned_models"
@@ -97,6 +101,26 @@ def test_the_plan_is_within_the_budget_and_above_the_floor(found: Forecast) -> N
     assert found.plan.budget_bytes is not None
     assert found.gradient_bytes < found.floor_bytes <= found.plan.peak_bytes <= found.plan.budget_bytes
     assert found.step_time_ns >= found.plan.once_time_ns > 0
+
+
+def test_a_graph_is_prepared_once_for_a_budget_that_needs_no_plain_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph whose largest batch is sought is that of the plan."""
+    builder, count = Builder(wide, batch=64), Counter[str]()
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        count["prepared"] += 1
+        return joint_problem.prepare(*args, **kwargs)
+
+    for module in (target_step, pipeline):
+        monkeypatch.setattr(module, "prepare", counted)
+    lowest = forecast(builder, replace(H100, budget=MemoryBudget.parse("min")), with_max_batch=False)
+    assert count["prepared"] == 1
+    target = replace(H100, budget=MemoryBudget("bytes", lowest.plan.peak_bytes + 1_000_000))
+    fitting = forecast(builder, target, with_max_batch=False)
+    assert count["prepared"] == 2 and fitting.floor_bytes == lowest.plan.peak_bytes
+    with_plain = forecast(builder, target, with_max_batch=False, with_plain=True)
+    assert count["prepared"] == 4 and with_plain.plain_peak_bytes
+    assert (with_plain.plan.saved, with_plain.plan.budget_bytes) == (fitting.plan.saved, fitting.plan.budget_bytes)
 
 
 def test_a_search_that_ended_at_its_limit_of_work_is_said() -> None:
