@@ -63,8 +63,9 @@ def in_levels(walk: Sequence[tuple[int, Sequence[int]]]) -> list[ReaderLevel]:
 
 
 def _level(found: Sequence[tuple[int, Sequence[int]]]) -> ReaderLevel:
-    reading = [(v, readers) for v, readers in found if readers]
-    flat = [w for _, readers in reading for w in readers]
-    numbers = [0, *np.cumsum([len(readers) for _, readers in reading]).tolist()][:-1] if reading else []
+    reading = [(v, read_by) for v, read_by in found if read_by]
+    flat = [w for _, read_by in reading for w in read_by]
+    numbers = [0, *np.cumsum([len(read_by) for _, read_by in reading]).tolist()][:-1] if reading else []
     columns = ([v for v, _ in found], [v for v, _ in reading], flat, numbers)
-    return ReaderLevel(*(np.array(x, dtype=np.int64) for x in columns), reading)
+    values, own, readers, firsts = (np.array(column, dtype=np.int64) for column in columns)
+    return ReaderLevel(values, own, readers, firsts, reading)

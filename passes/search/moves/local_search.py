@@ -96,7 +96,8 @@ class LocalSearch:
     def _tried(self, columns: Bools, budget_bytes: int, weight: float) -> tuple[Floats, Batch]:
         """Scores of the plans in `columns`, [values, P], and the batch of the first plan of lowest score alone."""
         self.simulations += columns.shape[1]
-        found, lowest, first, length = list[Floats](), np.inf, 0, None
+        found, lowest, first = list[Floats](), np.inf, 0
+        length: int | None = None
         if columns.shape[1] > self.simulator.most_at_once:
             length = int(self.simulator.outlines(columns)[1].max())  # of all batches, which are compared
         for batch in self.simulator.batches(columns):
