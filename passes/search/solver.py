@@ -201,28 +201,42 @@ class Planner:
         return tuple(self.problem.values[v].name for v in np.flatnonzero(self.minimum_peak.first))
 
     def plan_of(
-        self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = (), anchors: Sequence[int] = ()
+        self,
+        mask: Bools,
+        budget_bytes: int | None,
+        again: Sequence[str] = (),
+        anchors: Sequence[int] = (),
+        bound_ns: int | None = None,
     ) -> Plan:
         """Describes the plan that saves the values in `mask` and computes the values in `again` twice in the backward.
 
         Args:
             anchors: Budgets at which the plan's lower bound may be computed, see `LpBound.least_time_ns`.
+            bound_ns: The plan's lower bound, if the caller knows it.
         """
         if again:
-            return self._plan_of(candidate(self.problem, mask, again, self.work), budget_bytes)
-        return self._plan_of(self._once(mask), budget_bytes, anchors)
+            return self._plan_of(candidate(self.problem, mask, again, self.work), budget_bytes, bound_ns=bound_ns)
+        return self._plan_of(self._once(mask), budget_bytes, anchors, bound_ns)
 
     def _once(self, mask: Bools) -> Candidate:
         return Candidate(mask, (), self.simulator, self.simulator.one(mask))
 
-    def _plan_of(self, found: Candidate, budget_bytes: int | None, anchors: Sequence[int] = ()) -> Plan:
+    def _plan_of(
+        self,
+        found: Candidate,
+        budget_bytes: int | None,
+        anchors: Sequence[int] = (),
+        bound_ns: int | None = None,
+    ) -> Plan:
         simulator, batch = found.simulator, found.batch
         names = [original(v.name, found.again) for v in simulator.problem.values]
         seen = timeline_of(simulator, found.saved)
         extra = int(batch.time_ns[0]) - self.fastest_time_ns
         recompute_time_ns = int(simulator.time_ns @ batch.recomputed[:, 0])
         limit_bytes = seen.peak_bytes if budget_bytes is None else budget_bytes
-        bound = self.search.bound(limit_bytes, extra, once=not found.again, anchors=anchors)
+        bound = bound_ns
+        if bound is None:
+            bound = self.search.bound(limit_bytes, extra, once=not found.again, anchors=anchors)
         if budget_bytes is not None and seen.peak_bytes > budget_bytes:
             status = Status.OVER_BUDGET
         else:

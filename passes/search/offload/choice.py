@@ -64,9 +64,8 @@ def with_offload(planner: Planner, budget_bytes: int, link: Link, without: Plan)
     gain_ns = without.extra_time_ns - best.time_ns
     if without.is_feasible and gain_ns <= UNSURE_STEP * planner.problem.step_time_ns + UNSURE_GAIN * gain_ns:
         return without
-    plan = planner.plan_of(best.saved, None)
     bound_ns = least_time_ns(planner, budget_bytes, link, window_bytes, best.time_ns)
-    return _described(plan, best, budget_bytes, bound_ns)
+    return _described(planner.plan_of(best.saved, None, bound_ns=bound_ns), best, budget_bytes)
 
 
 def _found(planner: Planner, budget_bytes: int, link: Link, window_bytes: int) -> Iterator[_Found]:
@@ -109,7 +108,7 @@ def fewest(curve: StepCurve, link: Link, budget_bytes: int) -> Transfers | None:
     return best if best.moved and best.nbytes <= link.host_bytes else None
 
 
-def _described(plan: Plan, found: _Found, budget_bytes: int, bound_ns: int) -> Plan:
+def _described(plan: Plan, found: _Found, budget_bytes: int) -> Plan:
     curve, made = found.curve, found.made
     order = sorted(zip(made.moved, made.releases, made.fetches, strict=True), key=lambda each: each[0].first_read)
     offloaded = tuple(
@@ -124,8 +123,7 @@ def _described(plan: Plan, found: _Found, budget_bytes: int, bound_ns: int) -> P
         peak_bytes=made.peak_bytes,
         forward_peak_bytes=min(plan.forward_peak_bytes, made.peak_bytes),
         extra_time_ns=found.time_ns,
-        bound_time_ns=bound_ns,
-        status=Status.OPTIMAL if found.time_ns <= bound_ns else Status.FEASIBLE,
+        status=Status.OPTIMAL if found.time_ns <= plan.bound_time_ns else Status.FEASIBLE,
     )
 
 
