@@ -46,7 +46,7 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
     for planned, lapsed in planners(planner):
         plan = keyed(planned.within(budget_bytes), planner)
         if plan.is_feasible:
-            return ChosenPlan(plan, message=lapsed_text(lapsed))
+            return ChosenPlan(plan, message=joined(lapsed_text(lapsed), moved_text(planned, plan)))
         missed.append(plan)
     plan = min(missed, key=lambda p: p.peak_bytes)
     error = _conflict(planner, plan, budget_bytes, effective.budget.written)
@@ -63,10 +63,10 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
 
 def _lowest(planner: Planner) -> ChosenPlan:
     """Returns the plan of lowest peak; among plans of nearly the same peak (`same_peak`), the one that obeys the most tags."""
-    found = [(keyed(planned.lowest(), planner), lapsed) for planned, lapsed in planners(planner)]
-    near = min(plan.peak_bytes for plan, _ in found) / planner.options.same_peak
-    plan, lapsed = next((plan, lapsed) for plan, lapsed in found if plan.peak_bytes <= near)
-    return ChosenPlan(plan, plan.peak_bytes, lapsed_text(lapsed))
+    found = [(planned, planned.lowest(), lapsed) for planned, lapsed in planners(planner)]
+    near = min(plan.peak_bytes for _, plan, _ in found) / planner.options.same_peak
+    planned, plan, lapsed = next(each for each in found if each[1].peak_bytes <= near)
+    return ChosenPlan(keyed(plan, planner), plan.peak_bytes, joined(lapsed_text(lapsed), moved_text(planned, plan)))
 
 
 def choose_below(planner: Planner, effective: EffectiveBudget, target_bytes: int) -> ChosenPlan:
@@ -100,6 +100,15 @@ def lapsed_text(lapsed: frozenset[str]) -> str:
     names = " and ".join(sorted(tag.upper() for tag in lapsed))
     own = " (the tag of torch.utils.checkpoint)" if PREFER_RECOMPUTE in lapsed else ""
     return f"tags of activation checkpointing set aside: {names}{own}; with them the peak would be higher"
+
+
+def moved_text(planner: Planner, plan: Plan) -> str:
+    """Text: the plan's peak needs host memory; empty if recomputation alone reaches it, or nothing leaves."""
+    budget_bytes = plan.budget_bytes
+    if not plan.offloaded or (budget_bytes is not None and planner.kept_within(budget_bytes).is_feasible):
+        return ""
+    moved, peak = format_bytes(plan.offloaded_bytes), format_bytes(planner.lowest_kept().peak_bytes)
+    return f"{moved} wait in host memory: the lowest plan found that only recomputes peaks at {peak}"
 
 
 def _conflict(planner: Planner, plan: Plan, budget_bytes: int, written: str) -> BudgetError:

@@ -244,6 +244,7 @@ class Plan(Viewable):
             ("recomputed", again),
             *self._time_rows,
             *[("slices", self.slices_text)] * bool(self.sliced),
+            *[("on the host", self.offload_text)] * bool(self.offloaded),
             *[("peak bound", self.peak_bound_text())] * bool(self.least_peak_bytes),
             ("graph", self.problem_key),
         )

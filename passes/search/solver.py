@@ -21,7 +21,7 @@ from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.validation import check
 from compile_remat.passes.problem.work_budget import WorkBudget, limit_seconds, units_of
 from compile_remat.passes.search.min_peak import MinimumPeak
-from compile_remat.passes.search.offload.choice import with_offload
+from compile_remat.passes.search.offload.choice import Offload
 from compile_remat.passes.search.offload.link import Link
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
@@ -71,6 +71,8 @@ class Planner:
         self.search = search = Search(problem, self.work, options, archive)
         self.minimum_peak = MinimumPeak(search)
         self._found: dict[tuple[int | None, bool], Plan] = {}
+        self._moving: dict[int | None, Plan] = {}
+        self._offload = None if link is None else Offload(self, link)
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
     @property
@@ -122,15 +124,24 @@ class Planner:
             once: True to allow one recomputation of each value at most.  Such plans are tried first in any case, because other
                 plans take more time.
         """
-        quick = self._fastest
-        if self.search.peak(quick) <= budget_bytes:
-            return self.plan_of(quick, budget_bytes)
+        if self.search.peak(self._fastest) <= budget_bytes:
+            return self.plan_of(self._fastest, budget_bytes)
+        kept = self.kept_within(budget_bytes, once=once)
+        if self._offload is None or once:
+            return kept
+        if budget_bytes not in self._moving:
+            moving = self._offload.fastest(budget_bytes, kept)
+            if not moving.is_feasible:
+                moving = replace(self.lowest(), budget_bytes=budget_bytes, status=Status.OVER_BUDGET)
+            self._moving[budget_bytes] = moving
+        return self._moving[budget_bytes]
+
+    def kept_within(self, budget_bytes: int, *, once: bool = False) -> Plan:
+        """As `within`, among the plans that move nothing to the host."""
         if (budget_bytes, once) not in self._found:
             with self.work.search():
                 found = self._within(budget_bytes, once=once)
                 self._found[budget_bytes, once] = found if once else self._near_known(found, budget_bytes)
-            if self.link is not None and not once:
-                self._found[budget_bytes, once] = self._moving(self.link, budget_bytes)
         return self._found[budget_bytes, once]
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
@@ -164,10 +175,6 @@ class Planner:
         is_faster = plan.extra_time_ns < found.extra_time_ns
         return plan if is_faster or found.status is Status.OVER_BUDGET else found
 
-    def _moving(self, link: Link, budget_bytes: int) -> Plan:
-        """The plan within the budget with saved values on the host, if that is faster than the known one, or alone is within it."""
-        return with_offload(self, budget_bytes, link, self._found[budget_bytes, False])
-
     def curve(self, saved: Bools) -> StepCurve:
         """The step along time of the plan that saves the values in a mask, and computes no value three times."""
         return curve_of(self._once(saved))
@@ -191,6 +198,15 @@ class Planner:
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
+        kept = self.lowest_kept(once=once)
+        if self._offload is None or once:
+            return kept
+        if None not in self._moving:
+            self._moving[None] = self._offload.lowest(kept)
+        return self._moving[None]
+
+    def lowest_kept(self, *, once: bool = False) -> Plan:
+        """As `lowest`, among the plans that move nothing to the host."""
         if (None, once) not in self._found:
             best = self._lowest_once if once else self._lowest
             self._found[None, once] = self._plan_of(best, None)

@@ -8,8 +8,9 @@ kernels wait, is compared with the plan that moves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from compile_remat.passes.memory.buffers import Bools
@@ -35,6 +36,20 @@ UNSURE_STEP, UNSURE_GAIN = 0.01, 0.25
 
 
 @dataclass(frozen=True)
+class _Start:
+    """A plan whose saved values may leave.
+
+    Attributes:
+        saved: Mask of the saved values, [values].
+        lowest_bytes: Peak if each buffer leaves as soon as possible and comes back as late as possible, and kernels wait for it.
+    """
+
+    saved: Bools
+    curve: StepCurve
+    lowest_bytes: int
+
+
+@dataclass(frozen=True)
 class _Found:
     """A plan whose copies keep the budget.
 
@@ -49,45 +64,124 @@ class _Found:
     time_ns: int
 
 
-def with_offload(planner: Planner, budget_bytes: int, link: Link, without: Plan) -> Plan:
-    """The fastest plan found within the budget that moves saved values to the host; `without` if that is no slower.
+class Offload:
+    """Plans of one problem that move saved values to the host; results that several budgets share are computed once."""
 
-    Args:
-        without: The plan for the budget that moves nothing; it may be over the budget.
-    """
-    forward_ns = int(planner.curve(planner.mask_of(without.saved)).forward_starts_ns[-1])
-    window_bytes = min(link.host_bytes, forward_ns * link.out_bytes_per_s // 1_000_000_000)
-    found = _found(planner, budget_bytes, link, window_bytes)
-    best = min(found, key=lambda each: each.time_ns, default=None)
-    if best is None:
-        return without
-    gain_ns = without.extra_time_ns - best.time_ns
-    if without.is_feasible and gain_ns <= UNSURE_STEP * planner.problem.step_time_ns + UNSURE_GAIN * gain_ns:
-        return without
-    bound_ns = least_time_ns(planner, budget_bytes, link, window_bytes, best.time_ns)
-    return _described(planner.plan_of(best.saved, None, bound_ns=bound_ns), best, budget_bytes)
+    def __init__(self, planner: Planner, link: Link) -> None:
+        self.planner, self.link = planner, link
+
+    def fastest(self, budget_bytes: int, without: Plan) -> Plan:
+        """The fastest plan found within the budget; `without` if that is no slower, or if no plan is found.
+
+        Args:
+            without: The plan for the budget that moves nothing; it may be over the budget.
+        """
+        step_ns = self.planner.problem.step_time_ns
+        best = self._best(self._starts_for(budget_bytes, is_low=not without.is_feasible), budget_bytes)
+        if best is None:
+            return without
+        gain_ns = without.extra_time_ns - best.time_ns
+        if without.is_feasible and gain_ns <= UNSURE_STEP * step_ns + UNSURE_GAIN * gain_ns:
+            return without
+        return self._described(best, budget_bytes, budget_bytes)
+
+    def lowest(self, without: Plan) -> Plan:
+        """The fastest plan found of nearly the lowest peak; `without` if copies do not lower its peak.
+
+        Args:
+            without: The lowest plan that moves nothing.
+        """
+        same_peak = self.planner.options.same_peak
+        lowest_bytes = min(start.lowest_bytes for start in self._low_starts)
+        if lowest_bytes >= without.peak_bytes * same_peak:
+            return without
+        limit_bytes = int(lowest_bytes / same_peak)
+        best = self._best(self._starts_for(limit_bytes, is_low=True), limit_bytes)
+        return without if best is None else self._described(best, None, best.made.peak_bytes)
+
+    def window_bytes(self, extra_ns: int) -> int:
+        """The most bytes that the link takes away during the forward of a plan of at most this extra time, within the host's."""
+        values = self.planner.problem.values
+        kernels_ns = sum(v.time_ns for v in values if v.in_forward and not v.is_snapshot)
+        saving_ns = min(sum(v.save_time_ns for v in values), self.planner.fastest_time_ns + extra_ns)
+        return min(self.link.host_bytes, (kernels_ns + saving_ns) * self.link.out_bytes_per_s // 1_000_000_000)
+
+    def _starts_for(self, budget_bytes: int, *, is_low: bool) -> Iterator[_Start]:
+        """Starts for one budget; with `is_low`, those of plans below what recomputation reaches, too."""
+        yield from self._starts(self._parts(budget_bytes, self.window_bytes(0)))
+        if is_low:
+            yield from self._low_starts
+
+    @cached_property
+    def _low_starts(self) -> list[_Start]:
+        """Plans from that of the lowest peak to the fastest, whose copies may lower the peak further."""
+        lowest_bytes = self.planner.lowest_kept().peak_bytes
+        fastest_bytes = self.planner.fastest().peak_bytes
+        return list(self._starts([lowest_bytes, *self._parts(lowest_bytes, fastest_bytes - lowest_bytes)]))
+
+    def _parts(self, first_bytes: int, span_bytes: int) -> list[int]:
+        return [first_bytes + span_bytes * part // PARTS for part in range(1, PARTS + 1)]
+
+    def _starts(self, larger_bytes: Sequence[int]) -> Iterator[_Start]:
+        """Plans for larger budgets, each once."""
+        planner, seen = self.planner, set[bytes]()
+        fastest_bytes = planner.fastest().peak_bytes
+        for each in larger_bytes:
+            with planner.work.search():
+                saved = planner.saved_within(min(each, fastest_bytes))
+            if saved is None or saved.tobytes() in seen:
+                continue
+            seen.add(saved.tobytes())
+            curve = planner.curve(saved)
+            within_host, room_bytes = list[Movable](), self.link.host_bytes
+            for buffer in large_enough(curve):
+                if buffer.nbytes <= room_bytes:
+                    within_host.append(buffer)
+                    room_bytes -= buffer.nbytes
+            yield _Start(saved, curve, transfers_of(curve, within_host, self.link, 0).peak_bytes)
+
+    def _best(self, starts: Iterable[_Start], budget_bytes: int) -> _Found | None:
+        """The fastest plan within the budget that moves something from one of the starts; None if there is none."""
+        planner, found = self.planner, list[_Found]()
+        for start in starts:
+            made = fewest(start.curve, self.link, budget_bytes) if start.lowest_bytes <= budget_bytes else None
+            if made is not None:
+                time_ns = planner.search.time(start.saved) - planner.fastest_time_ns + made.stall_ns
+                found.append(_Found(start.saved, start.curve, made, time_ns))
+        return min(found, key=lambda each: each.time_ns, default=None)
+
+    def _described(self, found: _Found, budget_bytes: int | None, limit_bytes: int) -> Plan:
+        """The plan, with its lower bound among the plans whose peak is at most `limit_bytes`."""
+        curve, made, planner = found.curve, found.made, self.planner
+        window_bytes = self.window_bytes(found.time_ns)
+        bound_ns = least_time_ns(planner, limit_bytes, self.link, window_bytes, found.time_ns)
+        plan = planner.plan_of(found.saved, None, bound_ns=bound_ns)
+        order = sorted(zip(made.moved, made.releases, made.fetches, strict=True), key=lambda each: each[0].first_read)
+        offloaded = tuple(
+            Offloaded(each.name, _named(curve.places, release), curve.slots[fetch]) for each, release, fetch in order
+        )
+        return replace(
+            plan,
+            offloaded=offloaded,
+            offloaded_bytes=made.nbytes,
+            stall_time_ns=made.stall_ns,
+            budget_bytes=budget_bytes,
+            peak_bytes=made.peak_bytes,
+            forward_peak_bytes=min(plan.forward_peak_bytes, made.peak_bytes),
+            extra_time_ns=found.time_ns,
+            least_peak_bytes=min(plan.least_peak_bytes, made.peak_bytes),
+            status=Status.OPTIMAL if found.time_ns <= bound_ns else Status.FEASIBLE,
+        )
 
 
-def _found(planner: Planner, budget_bytes: int, link: Link, window_bytes: int) -> Iterator[_Found]:
-    """Plans within the budget that move something, one for each larger budget."""
-    seen = set[bytes]()
-    fastest_bytes = planner.fastest().peak_bytes
-    for part in range(1, PARTS + 1):
-        larger_bytes = min(budget_bytes + window_bytes * part // PARTS, fastest_bytes)
-        with planner.work.search():
-            saved = planner.saved_within(larger_bytes)
-        if saved is None or saved.tobytes() in seen:
-            continue
-        seen.add(saved.tobytes())
-        curve = planner.curve(saved)
-        made = fewest(curve, link, budget_bytes)
-        if made is not None:
-            yield _Found(saved, curve, made, planner.search.time(saved) - planner.fastest_time_ns + made.stall_ns)
+def large_enough(curve: StepCurve) -> list[Movable]:
+    """The buffers of a step that may leave."""
+    return [each for each in curve.movable if each.nbytes >= LEAST_BYTES]
 
 
 def fewest(curve: StepCurve, link: Link, budget_bytes: int) -> Transfers | None:
     """Copies of few buffers that keep the budget; None if no set is found within the budget and the host's memory."""
-    movable = [each for each in curve.movable if each.nbytes >= LEAST_BYTES]
+    movable = large_enough(curve)
 
     def made(moved: list[Movable]) -> Transfers:
         return transfers_of(curve, moved, link, budget_bytes)
@@ -106,25 +200,6 @@ def fewest(curve: StepCurve, link: Link, budget_bytes: int) -> Transfers | None:
         if fewer.peak_bytes <= budget_bytes and fewer.stall_ns <= best.stall_ns:
             best = fewer
     return best if best.moved and best.nbytes <= link.host_bytes else None
-
-
-def _described(plan: Plan, found: _Found, budget_bytes: int) -> Plan:
-    curve, made = found.curve, found.made
-    order = sorted(zip(made.moved, made.releases, made.fetches, strict=True), key=lambda each: each[0].first_read)
-    offloaded = tuple(
-        Offloaded(each.name, _named(curve.places, release), curve.slots[fetch]) for each, release, fetch in order
-    )
-    return replace(
-        plan,
-        offloaded=offloaded,
-        offloaded_bytes=made.nbytes,
-        stall_time_ns=made.stall_ns,
-        budget_bytes=budget_bytes,
-        peak_bytes=made.peak_bytes,
-        forward_peak_bytes=min(plan.forward_peak_bytes, made.peak_bytes),
-        extra_time_ns=found.time_ns,
-        status=Status.OPTIMAL if found.time_ns <= plan.bound_time_ns else Status.FEASIBLE,
-    )
 
 
 def _named(places: tuple[str, ...], place: int) -> str:

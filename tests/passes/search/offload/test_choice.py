@@ -95,6 +95,44 @@ def test_a_plan_below_every_recomputing_plan() -> None:
     assert plan.is_feasible and plan.offloaded
 
 
+def lowest_bytes(problem: Problem, link: Link) -> int:
+    """The lowest peak of all plans with all sets of copies, if kernels wait for each of them."""
+    planner = Planner(problem)
+    peaks = [
+        transfers_of(curve, moved, link, 0).peak_bytes
+        for curve in map(planner.curve, all_plans(problem).masks.T)
+        for size in range(len(curve.movable) + 1)
+        for moved in itertools.combinations(curve.movable, size)
+        if sum(each.nbytes for each in moved) <= link.host_bytes
+    ]
+    return min(peaks)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_lowest_plan_of_small_problems_uses_copies_only_where_they_lower_it(seed: int) -> None:
+    problem = scaled(seeded_problem(seed, Shape(max_values=6, max_late=0, max_steps=5)))
+    kept = Planner(problem).lowest()
+    for host_bytes in (1 << 50, 4 * BYTES):
+        link = Link(2 * MIB_PER_MS, 2 * MIB_PER_MS, host_bytes)
+        plan, least = Planner(problem, link=link).lowest(), lowest_bytes(problem, link)
+        assert plan.peak_bytes <= kept.peak_bytes and plan.offloaded_bytes <= host_bytes
+        assert plan.again or least <= plan.peak_bytes
+        assert plan.least_peak_bytes <= plan.peak_bytes
+        assert bool(plan.offloaded) == (plan.peak_bytes < kept.peak_bytes)
+        if plan.offloaded:
+            within = planned(problem, link, plan.peak_bytes)
+            assert within.is_feasible and within.offloaded
+
+
+@pytest.mark.parametrize("length", [5, 7])
+def test_the_lowest_plan_of_a_chain_is_the_lowest_of_all(length: int) -> None:
+    problem, link = scaled(chain(length)), Link(MIB_PER_MS, MIB_PER_MS, 1 << 50)
+    plan = Planner(problem, link=link).lowest()
+    assert plan.offloaded and plan.stall_time_ns and plan.peak_bytes == lowest_bytes(problem, link)
+    below = planned(problem, link, plan.peak_bytes - 1)
+    assert not below.is_feasible and below.peak_bytes == plan.peak_bytes and below.offloaded
+
+
 def test_the_same_plan_in_json() -> None:
     problem = synthetic.equal_layers(8)
     plan = planned(problem, Link(50 * 10**9, 50 * 10**9, 1 << 50), int(0.75 * Planner(problem).fastest().peak_bytes))
