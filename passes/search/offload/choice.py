@@ -1,21 +1,27 @@
 """Chooses the saved values that wait on the host, together with the plan that saves them.
 
 A plan for a larger budget recomputes less, and the link takes away the bytes by which it exceeds the budget.  So plans are made for
-budgets up to the bytes that the link can take away during the forward, and from each of them the fewest buffers are moved that keep
-the budget: those that the forward completes first leave first and are read last.  The fastest of these plans, with the time that
-kernels wait, is compared with the plan that moves nothing.
+budgets up to the bytes that the link can take away during the forward.  Such a plan may save most where the link has no time left:
+of 100 linear layers it recomputed the first half.  So others are made around the buffers that a larger plan completes first, as if
+they took no memory while they are away (`absent`).  From each plan the fewest buffers are moved that keep the budget: those that
+the forward completes first leave first and are read last.  The fastest of these plans, with the time that kernels wait, is compared
+with the plan that moves nothing.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from compile_remat.passes.memory.buffers import Bools
 from compile_remat.passes.memory.step_curve import Movable, StepCurve
 from compile_remat.passes.problem.plan import Offloaded, Plan, Status
+from compile_remat.passes.search.offload.absent import without_moved
 from compile_remat.passes.search.offload.link import Link
 from compile_remat.passes.search.offload.transfers import Transfers, transfers_of
 
@@ -27,6 +33,9 @@ LEAST_BYTES = 1 << 20
 
 PARTS = 8
 """Number of larger budgets that are tried, evenly up to the bytes that the link takes away during the forward."""
+
+FIRST_OF, FIRST_PARTS = (1.0, 1.5), (0.9, 1.0)
+"""Larger budgets, as parts of these bytes, and parts of them that leave first, for plans around buffers that are away."""
 
 BEYOND = (1 / 64, 1 / 8, 1.0)
 """Ends of the intervals of bytes that are moved beyond the window, in the proof of a bound, as parts of the window."""
@@ -108,9 +117,26 @@ class Offload:
 
     def _starts_for(self, budget_bytes: int, *, is_low: bool) -> Iterator[_Start]:
         """Starts for one budget; with `is_low`, those of plans below what recomputation reaches, too."""
-        yield from self._starts(self._parts(budget_bytes, self.window_bytes(0)))
+        window_bytes = self.window_bytes(0)
+        yield from self._starts(self._parts(budget_bytes, window_bytes))
+        larger = [budget_bytes + int(times * window_bytes) for times in FIRST_OF]
+        for start in self._starts(larger):
+            for part in FIRST_PARTS:
+                saved = self._planned_again(start, int(part * window_bytes), budget_bytes)
+                if saved is not None:
+                    yield self._start(saved)
         if is_low:
             yield from self._low_starts
+
+    def _planned_again(self, start: _Start, moved_bytes: int, budget_bytes: int) -> Bools | None:
+        """Mask of a plan for the budget while the buffers that a start completes first are away; None if none is found."""
+        first = first_of(large_enough(start.curve), moved_bytes)
+        if not first:
+            return None
+        away = transfers_of(start.curve, first, self.link, sys.maxsize)
+        planner = self.planner.on(without_moved(self.planner.problem, start.curve, away))
+        with planner.work.search():
+            return planner.saved_within(budget_bytes)
 
     @cached_property
     def _low_starts(self) -> list[_Start]:
@@ -132,13 +158,12 @@ class Offload:
             if saved is None or saved.tobytes() in seen:
                 continue
             seen.add(saved.tobytes())
-            curve = planner.curve(saved)
-            within_host, room_bytes = list[Movable](), self.link.host_bytes
-            for buffer in large_enough(curve):
-                if buffer.nbytes <= room_bytes:
-                    within_host.append(buffer)
-                    room_bytes -= buffer.nbytes
-            yield _Start(saved, curve, transfers_of(curve, within_host, self.link, 0).peak_bytes)
+            yield self._start(saved)
+
+    def _start(self, saved: Bools) -> _Start:
+        curve = self.planner.curve(saved)
+        moved = first_of(large_enough(curve), self.link.host_bytes)
+        return _Start(saved, curve, transfers_of(curve, moved, self.link, 0).peak_bytes)
 
     def _best(self, starts: Iterable[_Start], budget_bytes: int) -> _Found | None:
         """The fastest plan within the budget that moves something from one of the starts; None if there is none."""
@@ -177,6 +202,12 @@ class Offload:
 def large_enough(curve: StepCurve) -> list[Movable]:
     """The buffers of a step that may leave."""
     return [each for each in curve.movable if each.nbytes >= LEAST_BYTES]
+
+
+def first_of(buffers: Sequence[Movable], room_bytes: int) -> list[Movable]:
+    """The first buffers, as many as there is room for."""
+    ends = np.cumsum([each.nbytes for each in buffers])
+    return list(buffers[: int(np.searchsorted(ends, room_bytes, side="right"))])
 
 
 def fewest(curve: StepCurve, link: Link, budget_bytes: int) -> Transfers | None:
