@@ -98,7 +98,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, has_devices=True)
     _add_slices(parser)
     _add_offload(parser)
-    parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="beside what people do: checkpointed layers, torch's own chooser, copies on the host (with --offload)",
+    )
     _add_traces(parser)
     parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
     add_mesh_arguments(parser)

@@ -1,8 +1,9 @@
 """Baselines: common checkpointing schemes as saved sets of one planning problem, each compared with the plan at its peak.
 
 Nothing recomputed; ``torch.utils.checkpoint`` around every layer, or every eighth one; selective checkpointing of every layer
-that saves products; torch's own chooser (``activation_memory_budget``) at five budgets.  All run on the same timeline under the
-same prices.
+that saves products; torch's own chooser (``activation_memory_budget``) at five budgets.  With a link to the host, also checkpoints
+whose inputs wait there, and plain torch.compile with all its saved tensors there.  All run on the same timeline under the same
+prices.
 
 A layer is an entry of a module list with at least two products, convolutions or attentions in it.  If such entries are nested, as
 the blocks of a U-Net are in its levels, checkpoints around the innermost ones are a baseline of their own.
@@ -32,6 +33,7 @@ EVERY = 8
 NOTHING, EACH, INNER = "nothing recomputed", "every layer checkpointed", "every inner block checkpointed"
 SOME, PRODUCTS = f"every {EVERY}th layer checkpointed", "selective checkpoint, products saved"
 DEFAULT = "torch's chooser, default"
+INPUTS_MOVED, ALL_MOVED = "offload every block's input", "offload all"
 OF_LAYERS = (EACH, SOME, PRODUCTS)
 """Baselines that need a model with layers."""
 
@@ -73,13 +75,19 @@ class Baseline:
         return self.advantage_ns / max(1, self.time_ns)
 
 
-def compare(planner: Planner, baselines: Mapping[str, Bools], plain_ns: int | None = None) -> list[Baseline]:
+def compare(
+    planner: Planner,
+    baselines: Mapping[str, Bools],
+    plain_ns: int | None = None,
+    moved: Mapping[str, tuple[Bools, Bools]] | None = None,
+) -> list[Baseline]:
     """Returns every baseline with the plan at its peak, from the highest peak to the lowest.
 
     The planner stops within 1.5 % of the bound; if the baseline's own saved set is faster than the plan found, it is the plan.
 
     Args:
         plain_ns: Estimated step time of plain torch.compile: the base of extra times, and the time of the baseline `DEFAULT`.
+        moved: By name, saved sets and those of their values that wait on the host; a planner without a link ignores them.
     """
     masks = np.stack([mask | planner.pinned for mask in baselines.values()], axis=1)
     batch = planner.simulator.run(masks)
@@ -92,6 +100,15 @@ def compare(planner: Planner, baselines: Mapping[str, Bools], plain_ns: int | No
         if name == DEFAULT and plain_ns is not None:
             time_ns = plain_ns  # without the pinned values, such as tags that torch does not obey
         found.append(Baseline(name, peak_bytes, time_ns, replace(ours, plain_time_ns=plain_ns)))
+    for name, (mask, values) in (moved or {}).items():
+        if planner.offload is not None:
+            its = planner.offload.moved(mask | planner.pinned, values)
+            peak_bytes = its.made.peak_bytes
+            time_ns = planner.problem.step_time_ns + planner.fastest_time_ns + its.time_ns
+            ours = planner.within(peak_bytes)
+            if ours.time_ns > time_ns or not ours.is_feasible:
+                ours = planner.offload.described(its, peak_bytes, peak_bytes)
+            found.append(Baseline(name, peak_bytes, time_ns, replace(ours, plain_time_ns=plain_ns)))
     return sorted(found, key=lambda c: -c.peak_bytes)
 
 
@@ -117,6 +134,25 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
         inner = inner_blocks_of(problem, kinds)
         if inner != layers:
             found[INNER] = keepable & ~_inside(problem, inner, {block for block in inner if block is not None})
+    return found
+
+
+def offloading(problem: Problem, graph: fx.Graph, baselines: Mapping[str, Bools]) -> dict[str, tuple[Bools, Bools]]:
+    """Returns, by name, the saved sets of baselines whose tensors wait on the host, and the values that do.
+
+    Args:
+        baselines: The saved sets of `hand_written` and `saved_by_torch`.
+    """
+    found = {}
+    if EACH in baselines:
+        layers = layers_of(problem, {node.name: _kind(node) for node in graph.nodes if node.op == "call_function"})
+        inputs = np.zeros(len(problem.values), dtype=bool)
+        for w, value in enumerate(problem.values):
+            if value.in_forward and layers[w] is not None:
+                inputs[[v for v in value.reads if layers[v] != layers[w]]] = True
+        found[INPUTS_MOVED] = baselines[EACH], inputs
+    if DEFAULT in baselines:
+        found[ALL_MOVED] = baselines[DEFAULT], np.ones(len(problem.values), dtype=bool)
     return found
 
 

@@ -15,7 +15,7 @@ from compile_remat._util.progress import Advance, about
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError
-from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, compare, hand_written, saved_by_torch
+from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, compare, hand_written, offloading, saved_by_torch
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, built, model_bytes, refuse, trace
@@ -285,9 +285,13 @@ def forecast(
     known(found)
     if with_baselines:
         advance("comparing with what people do today" + about(SEARCH_SHARE * traced_s))
-        planner = Planner(own.with_torch, target.time_limit)
-        masks = hand_written(planner.problem, own.prepared.joint.module.graph) | saved_by_torch(own.prepared)
-        found = replace(found, compared=tuple(compare(planner, masks, plain_time_ns(own.with_torch))))
+        planner, graph = (
+            Planner(own.with_torch, target.time_limit, link=own.planner.link),
+            own.prepared.joint.module.graph,
+        )
+        masks = hand_written(planner.problem, graph) | saved_by_torch(own.prepared)
+        moved = offloading(planner.problem, graph, masks)
+        found = replace(found, compared=tuple(compare(planner, masks, plain_time_ns(own.with_torch), moved)))
         known(found)
     if search:
         advance("looking for the largest batch" + about(BATCH_SHARE * traced_s))

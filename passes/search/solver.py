@@ -52,6 +52,7 @@ class Planner:
         ValueError: The problem is empty or cyclic, see `validation.check`.
 
     Attributes:
+        offload: Chooses what moves to host memory; None without a link.
         ends: Causes that ended any of the searches early, as in `WorkBudget`; planners made by `on` share this set.
     """
 
@@ -72,7 +73,7 @@ class Planner:
         self.minimum_peak = MinimumPeak(search)
         self._found: dict[tuple[int | None, bool], Plan] = {}
         self._moving: dict[int | None, Plan] = {}
-        self._offload = None if link is None else Offload(self, link)
+        self.offload = None if link is None else Offload(self, link)
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
     @property
@@ -127,10 +128,10 @@ class Planner:
         if self.search.peak(self._fastest) <= budget_bytes:
             return self.plan_of(self._fastest, budget_bytes)
         kept = self.kept_within(budget_bytes, once=once)
-        if self._offload is None or once:
+        if self.offload is None or once:
             return kept
         if budget_bytes not in self._moving:
-            moving = self._offload.fastest(budget_bytes, kept)
+            moving = self.offload.fastest(budget_bytes, kept)
             if not moving.is_feasible:
                 moving = replace(self.lowest(), budget_bytes=budget_bytes, status=Status.OVER_BUDGET)
             self._moving[budget_bytes] = moving
@@ -199,10 +200,10 @@ class Planner:
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
         kept = self.lowest_kept(once=once)
-        if self._offload is None or once:
+        if self.offload is None or once:
             return kept
         if None not in self._moving:
-            self._moving[None] = self._offload.lowest(kept)
+            self._moving[None] = self.offload.lowest(kept)
         return self._moving[None]
 
     def lowest_kept(self, *, once: bool = False) -> Plan:

@@ -20,15 +20,20 @@ from compile_remat.cost_models import load_device, op_kind
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
 from compile_remat.forecast import target_step
 from compile_remat.forecast.baselines import (
+    ALL_MOVED,
+    DEFAULT,
     EACH,
     INNER,
+    INPUTS_MOVED,
     NOTHING,
     PRODUCTS,
     SOME,
     _entries_of,
+    compare,
     hand_written,
     inner_blocks_of,
     layers_of,
+    offloading,
 )
 from compile_remat.forecast.batch_scaling import BatchScaling, are_alike
 from compile_remat.forecast.builders import Builder
@@ -279,6 +284,24 @@ def test_a_checkpointed_layer_keeps_what_others_read() -> None:
     kept = [problem.values[v].name for v in range(len(layers)) if every[v] and layers[v] == "layers.0"]
     assert len(kept) == 1 and kept[0].startswith("add")  # the residual sum that the next layer reads
     assert every.sum() < masks["selective checkpoint, products saved"].sum() < saved.sum()
+
+
+@pytest.mark.full
+def test_rows_of_offload_move_block_inputs_and_all_tensors_beside_ours() -> None:
+    ready = ready_on(trace(llama(1024), load_device("h100-sxm")), replace(H100, offload="auto"))
+    problem, graph = ready.step.problem, ready.prepared.joint.module.graph
+    masks = {name: mask for name, mask in hand_written(problem, graph).items() if name in (EACH, NOTHING)}
+    moved = offloading(problem, graph, {**masks, DEFAULT: masks[NOTHING]})
+    planner = ready.planner
+    rows = {each.name: each for each in compare(planner, masks, moved=moved)}
+    assert set(rows) == {*masks, INPUTS_MOVED, ALL_MOVED}
+    buffers = [each for each in planner.curve(masks[EACH]).movable if moved[INPUTS_MOVED][1][each.value]]
+    assert [each.name.partition("_")[0] for each in buffers] == ["embedding", "add"]  # what each of two layers is given
+    assert rows[INPUTS_MOVED].peak_bytes < rows[EACH].peak_bytes and rows[INPUTS_MOVED].time_ns > rows[EACH].time_ns
+    assert rows[ALL_MOVED].peak_bytes < rows[NOTHING].peak_bytes and rows[ALL_MOVED].time_ns > rows[NOTHING].time_ns
+    for row in rows.values():
+        assert row.ours.peak_bytes <= row.peak_bytes and row.ours.time_ns <= row.time_ns
+    assert {each.name for each in compare(Planner(problem), masks, moved=moved)} == set(masks)  # no link
 
 
 # -- what does not belong -----------------------------------------------------------------------------------------------

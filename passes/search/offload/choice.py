@@ -59,7 +59,7 @@ class _Start:
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """A plan whose copies keep the budget.
 
     Attributes:
@@ -92,7 +92,7 @@ class Offload:
         gain_ns = without.extra_time_ns - best.time_ns
         if without.is_feasible and gain_ns <= UNSURE_STEP * step_ns + UNSURE_GAIN * gain_ns:
             return without
-        return self._described(best, budget_bytes, budget_bytes)
+        return self.described(best, budget_bytes, budget_bytes)
 
     def lowest(self, without: Plan) -> Plan:
         """The fastest plan found of nearly the lowest peak; `without` if copies do not lower its peak.
@@ -106,7 +106,20 @@ class Offload:
             return without
         limit_bytes = int(lowest_bytes / same_peak)
         best = self._best(self._starts_for(limit_bytes, is_low=True), limit_bytes)
-        return without if best is None else self._described(best, None, best.made.peak_bytes)
+        return without if best is None else self.described(best, None, best.made.peak_bytes)
+
+    def moved(self, saved: Bools, values: Bools) -> Found:
+        """The plan that saves the values in a mask and moves the buffers of those in `values`, at its lowest peak.
+
+        Kernels wait for copies only as far as that peak asks for it; the host has room for all of them.
+        """
+        curve = self.planner.curve(saved)
+        buffers = [each for each in large_enough(curve) if values[each.value]]
+        least_bytes = transfers_of(curve, buffers, self.link, 0).peak_bytes
+        return self._found(saved, curve, transfers_of(curve, buffers, self.link, least_bytes))
+
+    def _found(self, saved: Bools, curve: StepCurve, made: Transfers) -> Found:
+        return Found(saved, curve, made, self.planner.search.time(saved) - self.planner.fastest_time_ns + made.stall_ns)
 
     def window_bytes(self, extra_ns: int) -> int:
         """The most bytes that the link takes away during the forward of a plan of at most this extra time, within the host's."""
@@ -165,17 +178,16 @@ class Offload:
         moved = first_of(large_enough(curve), self.link.host_bytes)
         return _Start(saved, curve, transfers_of(curve, moved, self.link, 0).peak_bytes)
 
-    def _best(self, starts: Iterable[_Start], budget_bytes: int) -> _Found | None:
+    def _best(self, starts: Iterable[_Start], budget_bytes: int) -> Found | None:
         """The fastest plan within the budget that moves something from one of the starts; None if there is none."""
-        planner, found = self.planner, list[_Found]()
+        found = list[Found]()
         for start in starts:
             made = fewest(start.curve, self.link, budget_bytes) if start.lowest_bytes <= budget_bytes else None
             if made is not None:
-                time_ns = planner.search.time(start.saved) - planner.fastest_time_ns + made.stall_ns
-                found.append(_Found(start.saved, start.curve, made, time_ns))
+                found.append(self._found(start.saved, start.curve, made))
         return min(found, key=lambda each: each.time_ns, default=None)
 
-    def _described(self, found: _Found, budget_bytes: int | None, limit_bytes: int) -> Plan:
+    def described(self, found: Found, budget_bytes: int | None, limit_bytes: int) -> Plan:
         """The plan, with its lower bound among the plans whose peak is at most `limit_bytes`."""
         curve, made, planner = found.curve, found.made, self.planner
         window_bytes = self.window_bytes(found.time_ns)
