@@ -116,10 +116,9 @@ class Offload:
         curve = self.planner.curve(saved)
         buffers = [each for each in large_enough(curve) if values[each.value]]
         least_bytes = transfers_of(curve, buffers, self.link, 0).peak_bytes
-        return self._found(saved, curve, transfers_of(curve, buffers, self.link, least_bytes))
-
-    def _found(self, saved: Bools, curve: StepCurve, made: Transfers) -> Found:
-        return Found(saved, curve, made, self.planner.search.time(saved) - self.planner.fastest_time_ns + made.stall_ns)
+        made = transfers_of(curve, buffers, self.link, least_bytes)
+        kept_ns = self.planner.search.time(saved) - self.planner.fastest_time_ns
+        return Found(saved, curve, made, kept_ns + made.stall_ns)
 
     def window_bytes(self, extra_ns: int) -> int:
         """The most bytes that the link takes away during the forward of a plan of at most this extra time, within the host's."""
@@ -156,10 +155,11 @@ class Offload:
         """Plans from that of the lowest peak to the fastest, whose copies may lower the peak further."""
         lowest_bytes = self.planner.lowest_kept().peak_bytes
         fastest_bytes = self.planner.fastest().peak_bytes
-        return list(self._starts([lowest_bytes, *self._parts(lowest_bytes, fastest_bytes - lowest_bytes)]))
+        return list(self._starts([*self._parts(lowest_bytes, fastest_bytes - lowest_bytes), lowest_bytes]))
 
     def _parts(self, first_bytes: int, span_bytes: int) -> list[int]:
-        return [first_bytes + span_bytes * part // PARTS for part in range(1, PARTS + 1)]
+        """Budgets from the largest on: plans for smaller ones are mostly slower, whatever they move."""
+        return [first_bytes + span_bytes * part // PARTS for part in range(PARTS, 0, -1)]
 
     def _starts(self, larger_bytes: Sequence[int]) -> Iterator[_Start]:
         """Plans for larger budgets, each once."""
@@ -180,12 +180,15 @@ class Offload:
 
     def _best(self, starts: Iterable[_Start], budget_bytes: int) -> Found | None:
         """The fastest plan within the budget that moves something from one of the starts; None if there is none."""
-        found = list[Found]()
+        best: Found | None = None
         for start in starts:
-            made = fewest(start.curve, self.link, budget_bytes) if start.lowest_bytes <= budget_bytes else None
-            if made is not None:
-                found.append(self._found(start.saved, start.curve, made))
-        return min(found, key=lambda each: each.time_ns, default=None)
+            kept_ns = self.planner.search.time(start.saved) - self.planner.fastest_time_ns
+            if start.lowest_bytes > budget_bytes or (best is not None and kept_ns >= best.time_ns):
+                continue
+            made = fewest(start.curve, self.link, budget_bytes)
+            if made is not None and (best is None or kept_ns + made.stall_ns < best.time_ns):
+                best = Found(start.saved, start.curve, made, kept_ns + made.stall_ns)
+        return best
 
     def described(self, found: Found, budget_bytes: int | None, limit_bytes: int) -> Plan:
         """The plan, with its lower bound among the plans whose peak is at most `limit_bytes`."""

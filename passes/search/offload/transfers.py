@@ -76,7 +76,7 @@ def _leave(
     made, last_read, nbytes, out_ns = _columns(
         (each.made, each.last_read, each.nbytes, link.out_ns(each.nbytes)) for each in moved
     )
-    end, first, ones = len(live) - 1, 0, np.ones(len(moved))
+    end, first, ones = len(live) - 1, 0, np.ones(len(moved), dtype=np.int64)
     begun_ns = starts[made + 1]  # copies are in the queue from these times on
     while True:
         ends_ns = _served(begun_ns, out_ns)
