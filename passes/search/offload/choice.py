@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 LEAST_BYTES = 1 << 20
 """Smaller tensors stay: the fixed cost of a copy outweighs them."""
 
-PARTS = 8
-"""Number of larger budgets that are tried, evenly up to the bytes that the link takes away during the forward."""
+PARTS = (1, 15 / 16, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
+"""Larger budgets that are tried, as parts of the bytes that the link takes during the forward, in which few last copies end."""
 
-FIRST_OF, FIRST_PARTS = (1.0, 1.5), (0.9, 1.0)
+FIRST_OF, FIRST_PARTS = (1.0, 1.5), (1, 15 / 16)
 """Larger budgets, as parts of these bytes, and parts of them that leave first, for plans around buffers that are away."""
 
 BEYOND = (1 / 64, 1 / 8, 1.0)
@@ -159,7 +159,7 @@ class Offload:
 
     def _parts(self, first_bytes: int, span_bytes: int) -> list[int]:
         """Budgets from the largest on: plans for smaller ones are mostly slower, whatever they move."""
-        return [first_bytes + span_bytes * part // PARTS for part in range(PARTS, 0, -1)]
+        return [first_bytes + int(span_bytes * part) for part in PARTS]
 
     def _starts(self, larger_bytes: Sequence[int]) -> Iterator[_Start]:
         """Plans for larger budgets, each once."""
