@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LEAST_BYTES = 1 << 20
 """Smaller tensors stay: the fixed cost of a copy outweighs them."""
 
-PARTS = (1, 15 / 16, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
+PARTS = (1, 31 / 32, 15 / 16, 7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 """Larger budgets that are tried, as parts of the bytes that the link takes during the forward, in which few last copies end."""
 
 FIRST_OF, FIRST_PARTS = (1.0, 1.5), (1, 15 / 16)
