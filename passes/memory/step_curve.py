@@ -88,6 +88,7 @@ def _movable(found: Candidate) -> Iterator[Movable]:
     values = simulator.problem.values
     index = {id(value): v for v, value in enumerate(values)}
     spans = {index[id(span.node)]: span for span in forward_spans(simulator, batch)}
+    late = _read_at_the_end(found)
     for v, span in spans.items():
         is_own = span.role == SAVED and span.nbytes == values[v].nbytes and values[v].in_forward
         if not is_own or values[v].is_snapshot or not batch.used[v, 0]:
@@ -98,7 +99,7 @@ def _movable(found: Candidate) -> Iterator[Movable]:
         if made < len(values) and reads:
             readers = _readers(simulator.forward, v)
             ends = [max(w, spans[w].begin) if batch.used[w, 0] and w in spans else w for w in readers]
-            last_read = min(max([made, *ends]), len(values) - 1)
+            last_read = len(values) - 1 if v in late else min(max([made, *ends]), len(values) - 1)
             yield Movable(v, values[v].name, values[v].nbytes, made, last_read, min(reads))
 
 
@@ -111,3 +112,15 @@ def _readers(forward: Forward, v: int) -> set[int]:
                 found.add(w)
                 pending += [] if forward.runs_once(w) else [w]
     return found
+
+
+def _read_at_the_end(found: Candidate) -> set[int]:
+    """Values that the forward reads at its end, to compute saved values which the backward alone needs."""
+    used, values = found.batch.used[:, 0], found.simulator.problem.values
+    seen, pending = set[int](), [v for v in np.flatnonzero(used).tolist() if not values[v].in_forward]
+    while pending:
+        for w in set(values[pending.pop()].reads) - seen:
+            seen.add(w)
+            if not used[w] and not (values[w].in_forward and found.simulator.forward.runs_once(w)):
+                pending.append(w)
+    return seen
