@@ -118,7 +118,7 @@ def _stash(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if saved_tensor_hooks(True) is None:
         return host, transfer.ticket()
     transfer.done.synchronize()  # hooks may read the host tensor, and pass copies on in the place of both
-    transfer.finish()
+    transfer.tensor = None  # kernels that are called later have nothing to wait for
     return host, torch.full((), ENDED, dtype=torch.int64)
 
 
