@@ -16,6 +16,7 @@ from torch import fx
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.dynamo.names import compiled_name
 from compile_remat._torch.joint_graph import copied_graph
+from compile_remat._torch.offload.copy_order import CopiesMisplaced
 from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.size_range import Sizes
@@ -51,6 +52,7 @@ from compile_remat.passes import Assumptions, PlainFacts, Status
 from compile_remat.passes.graph.rewrites.called_regions import calls_regions, inlined_calls
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.request import FitBelow, Resume, target_bytes_of
+from compile_remat.planning.settings import MOVES_NOTHING
 from compile_remat.report import Report, record, recording, write
 from compile_remat.verify.first_step import compile_checked
 
@@ -106,12 +108,27 @@ class Compilation:
     def run(self, partitioner: RematPartitioner, *, is_trial: bool = False) -> tuple[Compiled, list[Report]]:
         """Compile inside the partitioner's budget; returns the compiled function, and the reports, which are recorded as well.
 
+        A plan whose code misplaces a copy of offload is replaced by one that moves nothing, with a warning.
+
         Args:
             is_trial: True to write no report to `report_dir` yet.
 
         Raises:
             BudgetError: No plan fits, or the code of the lowest one does not.
         """
+        before = ProcessCounts()
+        try:
+            return self._run(partitioner, is_trial=is_trial)
+        except Exception as error:
+            found = find_error(error, CopiesMisplaced)
+            if found is None:
+                raise
+        before.put_back()
+        warn(f"{MOVES_NOTHING}in the code that Inductor makes for the plan, {found}. Please report this")
+        settings = replace(partitioner.settings, link=None, moves_nothing=True)
+        return self._run(replace(partitioner, settings=settings), is_trial=is_trial)
+
+    def _run(self, partitioner: RematPartitioner, *, is_trial: bool) -> tuple[Compiled, list[Report]]:
         with recording(inlined_calls=inlined_calls(self.gm), module=self.name) as reports:
             if self.config.check or self._is_final(partitioner):
                 partitioner = self._with_plain(partitioner)

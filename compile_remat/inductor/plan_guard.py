@@ -15,6 +15,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from compile_remat._torch.delivery.inductor_lowering import drop_waiting_from_users
+from compile_remat._torch.offload.copy_check import check_copies
 from compile_remat._torch.version import private_module, private_name
 from compile_remat.inductor.cpp_kernels.scheduling import replace_backends
 from compile_remat.inductor.fusion_guard import GuardedChoices, fuse_up_to_peak
@@ -34,6 +35,8 @@ else:  # before 2.13 one class serves all passes, and torch's graph cache identi
 def guarded(compiler: GraphCompiler, *, fuses_more: bool = False) -> GraphCompiler:
     """Returns `compiler` under `GuardedChoices` and `PlannedKernels`; backwards keep a forward's eager convolution layout.
 
+    The compiler raises `CopiesMisplaced` for code that uses a tensor while offload copies it.
+
     Args:
         fuses_more: True for `MoreFusions`, too.
     """
@@ -51,7 +54,9 @@ def guarded(compiler: GraphCompiler, *, fuses_more: bool = False) -> GraphCompil
         elif is_contiguous:
             patches["layout_optimization"] = False
         with V.set_choices_handler(GuardedChoices()), inductor_config.patch(patches):
-            return compiler(gm, example_inputs, **options)
+            compiled = compiler(gm, example_inputs, **options)
+        check_copies(getattr(compiled, "source_code", None) or "")
+        return compiled
 
     return compile_graph
 

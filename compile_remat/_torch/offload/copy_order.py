@@ -23,6 +23,10 @@ MultiOutput = private_name("torch._inductor.ir", "MultiOutput")
 OPERATORS = (STASH, RELEASE, FETCH, ARRIVED)
 
 
+class CopiesMisplaced(RuntimeError):
+    """Inductor uses a tensor at a place where its copy to or from the host does not allow that; says which."""
+
+
 def has_copies(nodes: Iterable[Any]) -> bool:
     """Returns whether the scheduler's nodes have an operator of offload."""
     return any(_operator(node) in OPERATORS for node in nodes)
@@ -36,7 +40,7 @@ def place_copies(nodes: list[Any], ranks: Mapping[str, int]) -> list[Any]:
         ranks: Place of each node in the plan's order, by the name of the scheduler node; -1 if unknown.
 
     Raises:
-        RuntimeError: A kernel reads a tensor on the host, whose copy nothing has waited for.
+        CopiesMisplaced: A kernel reads a tensor on the host, whose copy nothing has waited for.
     """
     groups = _groups(nodes)
     _check_host(nodes, groups)
@@ -76,9 +80,7 @@ def _check_host(nodes: Iterable[Any], groups: Iterable[Sequence[Any]]) -> None:
     for node in nodes:
         read = stashed.intersection(_awaited(node))
         if read and _operator(node) is not RELEASE:
-            raise RuntimeError(
-                f"compile_remat: Inductor's {node.get_name()} reads {min(read)}, which waits on the host"
-            )
+            raise CopiesMisplaced(f"{node.get_name()} reads {min(read)}, which waits on the host")
 
 
 def _place(group: Sequence[Any], rest: Sequence[Any], places: Mapping[str, int], order: Any, rank: int) -> int:
