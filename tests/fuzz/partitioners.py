@@ -55,11 +55,27 @@ class Forced(CustomPartitionerFn):
         if not joint.has_backward:
             return joint_graph.torch_partition(gm, joint_inputs, **_shape_of_graph(keywords))
         moves = not joint_graph.has_symbolic_sizes(joint)
-        return extract(joint, random_plan(planner_of(joint), self.seed, moves=moves))
+        return extract(joint, self.plan(planner_of(joint), moves=moves))
+
+    def plan(self, planner: Planner, *, moves: bool) -> Plan:
+        """The plan of the seed."""
+        return random_plan(planner, self.seed, moves=moves)
 
     def uuid(self) -> object:
         """Nothing is cached in these runs."""
         return self.seed
+
+
+class Moving(Forced):
+    """The same with a plan that sends tensors to the host, if there is one among some."""
+
+    def plan(self, planner: Planner, *, moves: bool) -> Plan:
+        """The first of several plans with random tensors on the host; the last one if none has any."""
+        for seed in range(1000 * self.seed, 1000 * self.seed + 20):
+            plan = random_plan(planner, seed, moves=moves)
+            if plan.offloaded:
+                break
+        return plan
 
 
 class Unplanned(CustomPartitionerFn):
