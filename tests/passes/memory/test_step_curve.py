@@ -38,7 +38,9 @@ def test_movable_buffers_are_saved_live_throughout_and_read_behind_their_places(
             assert each.made <= each.last_read < len(problem.values)
             readers = [w for w, reader in enumerate(problem.values) if each.value in reader.reads and reader.in_forward]
             assert each.last_read >= max(readers, default=0)
-            late = [w for w, reader in enumerate(problem.values) if each.value in reader.reads and not reader.in_forward]
+            late = [
+                w for w, reader in enumerate(problem.values) if each.value in reader.reads and not reader.in_forward
+            ]
             if batch.used[late, 0].any():  # the forward computes it at its end
                 assert each.last_read == len(problem.values) - 1
             assert curve.forward_live[each.made :].min() >= each.nbytes
