@@ -110,6 +110,8 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
         written=stored.written,
         offloaded=stored.offloaded,
         offloaded_bytes=stored.offloaded_bytes,
+        host_bytes=stored.host_bytes,
+        link_bytes=stored.link_bytes,
         stall_time_ns=stored.stall_time_ns,
     )
     if budget_bytes is None or plan.is_feasible:
@@ -125,7 +127,8 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
 
 def keeping_all(pinned: PinnedPlan) -> PinnedPlan:
     """Returns the pinned plan with all that it moves to the host kept on the device."""
-    return replace(pinned, plan=replace(pinned.plan, offloaded=(), offloaded_bytes=0, stall_time_ns=0))
+    kept = replace(pinned.plan, offloaded=(), offloaded_bytes=0, host_bytes=0, link_bytes=0, stall_time_ns=0)
+    return replace(pinned, plan=kept)
 
 
 def _again_of(stored: Plan) -> tuple[str, ...]:

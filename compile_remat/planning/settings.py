@@ -239,7 +239,7 @@ def host_link(device: Device, most_bytes: int) -> Link | None:
     if rates is None:
         warn(f"{MOVES_NOTHING}the bandwidth between {device.name} and the host is not known")
         return None
-    return Link(*rates, most_bytes)
+    return Link(*rates, most_bytes, device.host_copy_slowdown, rounds_up=True)
 
 
 def host_bytes(share: Reserve) -> int:

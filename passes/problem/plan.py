@@ -94,6 +94,8 @@ class Plan(Viewable):
         sliced: Products computed in slices of rows; the other names are those of the graph that has these slices.
         offloaded: Saved values that wait for the backward in host memory, in the order in which it fetches them.
         offloaded_bytes: Bytes of these values.
+        host_bytes: Bytes of host memory that they take, where torch rounds each up to a power of two.
+        link_bytes: The most bytes that the link to the host takes away during the forward, within the host's memory.
         stall_time_ns: Estimated time by which their copies prolong the step.
         plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None if not asked for.
         pictures: Draws the plan; None for a plan read from JSON, whose totals alone are known.  Not part of the plan's JSON.
@@ -121,6 +123,8 @@ class Plan(Viewable):
     written: tuple[str, ...] = ()
     offloaded: tuple[Offloaded, ...] = ()
     offloaded_bytes: int = 0
+    host_bytes: int = 0
+    link_bytes: int = 0
     stall_time_ns: int = 0
     saving_time_ns: int = 0
     plain_time_ns: int | None = field(default=None, compare=False)
@@ -169,7 +173,13 @@ class Plan(Viewable):
         if not self.offloaded:
             return ""
         moved = f"{format_bytes(self.offloaded_bytes)} in {len(self.offloaded)} tensors"
-        return f"{moved}; their copies prolong the step by {format_time(self.stall_time_ns)}"
+        taken = f" ({format_bytes(self.host_bytes)} of pinned memory)" if self.host_bytes > self.offloaded_bytes else ""
+        share = (
+            f", {self.offloaded_bytes / self.link_bytes:.0%} of what can leave in the forward"
+            if self.link_bytes
+            else ""
+        )
+        return f"{moved}{taken}{share}; their copies prolong the step by {format_time(self.stall_time_ns)}"
 
     def peak_bound_text(self, unit: str = "", floor_bytes: int | None = None) -> str:
         """Text: the peak bound, as proven, and the gap to the lowest peak that was found, if that is given."""
@@ -283,5 +293,14 @@ class Plan(Viewable):
             raise ValueError('it saves values in fewer bits (narrow="auto"), which is no longer supported')
         fields = {FORMER.get(name, name): item for name, item in data.items() if name not in ("schema", NARROWED)}
         return json_values.read_as(
-            Plan, {"written": [], "offloaded": [], "offloaded_bytes": 0, "stall_time_ns": 0, **fields}
+            Plan,
+            {
+                "written": [],
+                "offloaded": [],
+                "offloaded_bytes": 0,
+                "host_bytes": 0,
+                "link_bytes": 0,
+                "stall_time_ns": 0,
+                **fields,
+            },
         )  # older files have no such fields

@@ -87,6 +87,7 @@ OTHER_SETTINGS: dict[str, object] = {
     "time_limit": 3.0,
     "plain_bytes": 1 << 20,
     "link": Link(1, 2, 3),
+    "moves_nothing": True,
     "joint_passes": (UserPass(print, "print", "an identity"),),
 }
 """The same for the settings."""

@@ -1,8 +1,8 @@
 """Host memory that outlives a step: pinned by torch for CUDA, mapped outside of torch's allocator for the CPU.
 
 Torch's caching allocator of pinned memory keeps blocks for the next step, and hands a block on only once the copies that read or
-write it have ended.  It rounds a block up to a power of two, which the setting `host_memory` does not count.  Mapped blocks are
-kept by size here, as the kernel would clear each new page.
+write it have ended.  It rounds a block up to a power of two, and the setting `host_memory` counts it so.  Mapped blocks are kept by
+size here, as the kernel would clear each new page.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ with the plan that moves nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -175,7 +175,7 @@ class Offload:
 
     def _start(self, saved: Bools) -> _Start:
         curve = self.planner.curve(saved)
-        moved = first_of(large_enough(curve), self.link.host_bytes)
+        moved = first_of(large_enough(curve), self.link.host_bytes, self.link.held_bytes)
         return _Start(saved, curve, transfers_of(curve, moved, self.link, 0).peak_bytes)
 
     def _best(self, starts: Iterable[_Start], budget_bytes: int) -> Found | None:
@@ -204,6 +204,8 @@ class Offload:
             plan,
             offloaded=offloaded,
             offloaded_bytes=made.nbytes,
+            host_bytes=made.host_bytes(self.link),
+            link_bytes=window_bytes,
             stall_time_ns=made.stall_ns,
             budget_bytes=budget_bytes,
             peak_bytes=made.peak_bytes,
@@ -219,9 +221,11 @@ def large_enough(curve: StepCurve) -> list[Movable]:
     return [each for each in curve.movable if each.nbytes >= LEAST_BYTES]
 
 
-def first_of(buffers: Sequence[Movable], room_bytes: int) -> list[Movable]:
-    """The first buffers, as many as there is room for."""
-    ends = np.cumsum([each.nbytes for each in buffers])
+def first_of(
+    buffers: Sequence[Movable], room_bytes: int, taken: Callable[[int], int] = lambda nbytes: nbytes
+) -> list[Movable]:
+    """The first buffers, as many as there is room for; `taken` is the room that a number of bytes takes."""
+    ends = np.cumsum([taken(each.nbytes) for each in buffers])
     return list(buffers[: int(np.searchsorted(ends, room_bytes, side="right"))])
 
 
@@ -245,7 +249,7 @@ def fewest(curve: StepCurve, link: Link, budget_bytes: int) -> Transfers | None:
         fewer = made([other for other in best.moved if other is not each])
         if fewer.peak_bytes <= budget_bytes and fewer.stall_ns <= best.stall_ns:
             best = fewer
-    return best if best.moved and best.nbytes <= link.host_bytes else None
+    return best if best.moved and best.host_bytes(link) <= link.host_bytes else None
 
 
 def _named(places: tuple[str, ...], place: int) -> str:

@@ -11,12 +11,20 @@ class Link:
 
     Attributes:
         out_bytes_per_s, back_bytes_per_s: Bandwidth from the device to the host, and back.
-        host_bytes: The most bytes that may wait on the host at once.
+        host_bytes: The most bytes of host memory that may be taken at once.
+        slowed_part: Part of a copy's time by which kernels beside it take longer.
+        rounds_up: True if the host's allocator rounds each buffer up to a power of two, as torch's does for pinned memory.
     """
 
     out_bytes_per_s: int
     back_bytes_per_s: int
     host_bytes: int
+    slowed_part: float = 0.01
+    rounds_up: bool = False
+
+    def held_bytes(self, nbytes: int) -> int:
+        """Bytes of host memory that a buffer takes."""
+        return 1 << (nbytes - 1).bit_length() if self.rounds_up and nbytes else nbytes
 
     def out_ns(self, nbytes: int) -> int:
         """Time of a copy to the host."""

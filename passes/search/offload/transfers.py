@@ -18,9 +18,6 @@ from compile_remat.passes.memory.buffers import Ints
 from compile_remat.passes.memory.step_curve import Movable, StepCurve
 from compile_remat.passes.search.offload.link import Link
 
-SLOWED_PART = 0.01
-"""Part of a copy's time by which kernels beside it take longer: about 52 GB/s of 4.5 TB/s, an H200's rates; not measured."""
-
 
 @dataclass(frozen=True)
 class Transfers:
@@ -45,6 +42,10 @@ class Transfers:
         """Bytes that leave, and that wait on the host when the forward has ended."""
         return sum(each.nbytes for each in self.moved)
 
+    def host_bytes(self, link: Link) -> int:
+        """Bytes of host memory that they take."""
+        return sum(link.held_bytes(each.nbytes) for each in self.moved)
+
 
 def transfers_of(curve: StepCurve, moved: Sequence[Movable], link: Link, budget_bytes: int) -> Transfers:
     """The copies of some buffers of a step.
@@ -64,7 +65,7 @@ def transfers_of(curve: StepCurve, moved: Sequence[Movable], link: Link, budget_
         releases,
         fetches,
         max(forward_peak, backward_peak),
-        out_stall_ns + back_stall_ns + round(SLOWED_PART * copies_ns),
+        out_stall_ns + back_stall_ns + round(link.slowed_part * copies_ns),
     )
 
 

@@ -82,6 +82,9 @@ def test_host_memory_is_a_limit() -> None:
     whole = planned(problem, Link(50 * 10**9, 50 * 10**9, 1 << 50), budget_bytes)
     half = planned(problem, Link(50 * 10**9, 50 * 10**9, whole.offloaded_bytes // 2), budget_bytes)
     none = planned(problem, Link(50 * 10**9, 50 * 10**9, 1), budget_bytes)
+    assert whole.host_bytes == whole.offloaded_bytes <= whole.link_bytes
+    rounded = planned(problem, Link(50 * 10**9, 50 * 10**9, whole.offloaded_bytes, rounds_up=True), budget_bytes)
+    assert rounded.offloaded_bytes <= rounded.host_bytes <= whole.offloaded_bytes
     assert half.offloaded_bytes <= whole.offloaded_bytes // 2
     assert whole.extra_time_ns <= half.extra_time_ns <= none.extra_time_ns
     assert not none.offloaded and none.extra_time_ns == Planner(problem).within(budget_bytes).extra_time_ns

@@ -10,7 +10,7 @@ import pytest
 
 from compile_remat.passes.memory.step_curve import Movable, StepCurve
 from compile_remat.passes.search.offload.link import Link
-from compile_remat.passes.search.offload.transfers import SLOWED_PART, Transfers, transfers_of
+from compile_remat.passes.search.offload.transfers import Transfers, transfers_of
 
 FAST = Link(10**18, 10**18, 10**18)
 PER_NS = Link(10**9, 10**9, 10**18)
@@ -40,7 +40,7 @@ def test_an_endless_link_takes_each_buffer_behind_its_last_reader_and_brings_it_
 def test_kernels_wait_for_the_rest_of_a_copy_only_if_the_budget_or_the_end_asks_for_it() -> None:
     curve = curve_of([25, 4, 4, 4])
     slow = transfers_of(curve, curve.movable[:1], PER_NS, budget_bytes=100)
-    assert slow.releases == (4,) and slow.stall_ns == round(SLOWED_PART * 50)  # done after 35 of 40 ns
+    assert slow.releases == (4,) and slow.stall_ns == round(PER_NS.slowed_part * 50)  # done after 35 of 40 ns
     tight = transfers_of(curve, curve.movable[:1], PER_NS, budget_bytes=30)
     assert tight.releases == (2,) and tight.stall_ns >= 15  # the third kernel would start after 20 ns
     late = transfers_of(curve, curve.movable[3:], PER_NS, budget_bytes=100)
@@ -67,7 +67,7 @@ def test_against_both_engines_event_by_event(seed: int) -> None:
     made = transfers_of(curve, moved, link, draw.randint(max(sizes), sum(sizes) + 1))
     forward_ns, backward_ns = _replayed(curve, made, link)
     base_ns = int(curve.forward_starts_ns[-1] + curve.backward_starts_ns[-1])
-    slowed_ns = round(SLOWED_PART * sum(link.out_ns(each.nbytes) + link.back_ns(each.nbytes) for each in moved))
+    slowed_ns = round(link.slowed_part * sum(link.out_ns(each.nbytes) + link.back_ns(each.nbytes) for each in moved))
     assert forward_ns + backward_ns == base_ns + made.stall_ns - slowed_ns
     assert made.peak_bytes == _replayed_peak(curve, made)
 
@@ -103,3 +103,10 @@ def _replayed_peak(curve: StepCurve, made: Transfers) -> int:
         forward[release:] -= each.nbytes
         backward[:fetch] -= each.nbytes
     return int(max(forward.max(), backward.max()))
+
+
+def test_host_memory_is_counted_as_the_host_takes_it() -> None:
+    exact, rounding = Link(1, 1, 1), Link(1, 1, 1, rounds_up=True)
+    sizes = (0, 1, 3, 4096, 4097)
+    assert [exact.held_bytes(each) for each in sizes] == list(sizes)
+    assert [rounding.held_bytes(each) for each in sizes] == [0, 1, 4, 4096, 8192]
