@@ -170,14 +170,17 @@ def compile_code(module: Callable[..., Any], inputs: Sequence[Any], memory_budge
     from compile_remat.backend import compile_graph
     from compile_remat.config import RematConfig
     from compile_remat.errors import RematError
+    from compile_remat.runtime.refused_region import RefusedRegion
 
     config, errors = RematConfig.resolve({"memory_budget": memory_budget, **settings}), list[RematError]()
 
     def backend(graph: fx.GraphModule, graph_inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            compile_graph(graph, graph_inputs, config, {})
+            made = compile_graph(graph, graph_inputs, config, {})
         except RematError as error:  # raised in here, Dynamo would wrap it
             errors.append(error)
+        else:
+            errors.extend([made.error] if isinstance(made, RefusedRegion) else [])  # which a call would raise
         return graph.forward
 
     torch.compile(module, backend=backend)(*inputs)

@@ -379,7 +379,7 @@ def _entered(
     enter: Callable[..., Compiled], partitioner: RematPartitioner, observer: Observer | None, readings: Readings | None
 ) -> Compiled:
     """Compile; raises the exception by which `readings` left Inductor, even if torch has suppressed this exception."""
-    with collector_paused(), unlogged(PlanRefused, PlanTaken):
+    with collector_paused(), unlogged(PlanRefused, PlanTaken, BudgetError):
         compiled = enter(partitioner, observer, readings)
     if readings is not None and readings.left is not None:
         raise readings.left

@@ -41,6 +41,9 @@ class RefusedRegion:
         begin: Compiles a variant for these sizes; returns None if that is not possible.
         refused: The request of the first call and its sizes.
         error: The error of the first call.
+
+    Attributes:
+        error: The same, without frames.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class RefusedRegion:
         self._positions, self._request, self._begin = positions, request, begin
         self._refusals = Refusals()
         self._refusals.add(*refused, error)
-        self._first, self._first_sizes = without_traceback(error), refused[1]
+        self.error, self._first_sizes = without_traceback(error), refused[1]
         self._variants: list[Variant] = []
 
     def __call__(self, *args: Any) -> Any:
@@ -64,7 +67,7 @@ class RefusedRegion:
             BudgetError: No plan keeps the budget at these sizes.
         """
         if has_fake(args):  # torch itself calls with fake tensors while it compiles
-            raise without_traceback(self._first)
+            raise without_traceback(self.error)
         sizes = tuple((name, args[k]) for name, k in self._positions)
         found = self._known(sizes)
         if found is None:
@@ -87,7 +90,7 @@ class RefusedRegion:
             self._refusals.add(request, sizes, refused)
             raise without_traceback(refused) from None
         if found is None:
-            other = without_traceback(self._first)
+            other = without_traceback(self.error)
             other.add_note(f"These are the figures of {_text(self._first_sizes)}; no plan was made for {_text(sizes)}.")
             raise other
         self._variants.append(found)

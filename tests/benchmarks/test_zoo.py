@@ -38,6 +38,7 @@ from benchmarks.zoo.rows import (
     plain_of,
     store_of,
 )
+from compile_remat.errors import BudgetError
 
 MIB = 1 << 20
 FAMILIES = {
@@ -219,6 +220,16 @@ def test_each_graph_is_seen() -> None:
     torch.compiler.reset()
     with without_compiler():
         assert plain_peak_bytes(Halves(), inputs) is None
+
+
+def test_a_graph_of_varying_sizes_that_is_refused_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Our backend hands back a region that raises when it is called, and nothing calls it here."""
+    model = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.GELU())])
+    inputs = torch.randn(64, 32)
+    torch._dynamo.mark_dynamic(inputs, 0)
+    with without_compiler(), pytest.raises(BudgetError, match="lowest reachable peak"):
+        compile_code(model, (inputs,), "10KiB")
+    assert "failed to eagerly compile backwards" not in caplog.text
 
 
 def test_a_graph_without_a_backward_does_not_count() -> None:
