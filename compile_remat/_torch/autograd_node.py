@@ -45,7 +45,7 @@ def compiled_node(outputs: Iterable[object], since: int) -> Any | None:
 def edges_of(outputs: Iterable[object]) -> list[GradientEdge]:
     """Returns what keeps the autograd nodes of outputs, and what these have saved, alive without the outputs.
 
-    A reference to the node itself does so only from torch 2.13 on.
+    A reference to the node itself does not on torch 2.11.
     """
     return [get_gradient_edge(t) for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
 
