@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.dynamo.retrace import RestartAnalysis
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.feedback import Emissions
@@ -48,6 +49,9 @@ def lowered_plain(
         gm: The graph, which Inductor rewrites.
         patches: Inductor's options, as the user gave them.
         sizes: Sizes of the symbols in the dry run.
+
+    Raises:
+        RestartAnalysis: Dynamo has to trace the graph anew.
     """
     seen: list[RegionRun] = []
     before, emissions = ProcessCounts(), Emissions()
@@ -64,6 +68,8 @@ def lowered_plain(
                 before_code=Readings(seen.append, sizes, stops=True),
             )
     except Exception as error:
+        if find_error(error, RestartAnalysis) is not None:
+            raise
         if find_error(error, PlanTaken) is None:
             reason = f"{type(error).__name__}: {error}"
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,21 @@ def test_of_a_graph_with_its_gradients_inside_the_whole_counts(lowered: list[Any
     reports = compiled(torch.func.grad(lambda x: (x.sin() @ x.T).tanh().exp().sum()), 0.9)
     assert len(lowered) == 1 and not lowered[0].forward
     assert [report.budget_bytes for report in reports] == [int(0.9 * lowered[0].peak_bytes)]
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("empty_kernels")
+def test_dynamo_may_trace_a_graph_anew_while_its_plain_code_is_read(lowered: list[Any]) -> None:
+    """A rate of dropout that changes: torch finds only then that the float has to be a constant of the graph."""
+    torch.compiler.reset()
+    clear_process_state()
+    model = chain()
+    call = torch.compile(
+        lambda x, rate: nn.functional.dropout(model(x), rate).sum(), backend="remat", options={"memory_budget": 0.9}
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rate in (0.1, 0.2):
+            call(X, rate).backward()
+    assert not [str(each.message) for each in caught if "is estimated" in str(each.message)]
+    assert lowered and all(facts is not None for facts in lowered)

@@ -5,7 +5,7 @@ graph that is first compiled in a later step, at other sizes, is traced in a sha
 checks at each call.
 
 Private names of torch, 2.11 to 2.15: of ``ShapeEnv``, `create_symbol`, `create_symintnode`, `backed_var_to_val`, `var_to_range`,
-`var_to_sources` and `guards`.
+`var_to_sources` and `guards`; ``torch._dynamo.exc.RestartAnalysis``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ import torch
 from torch._subclasses import FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from compile_remat._torch.version import private_name
+
+RestartAnalysis = private_name("torch._dynamo.exc", "RestartAnalysis")
+"""Raised while a graph is compiled to let Dynamo trace it anew, such as with a float as a constant that had varied."""
 
 
 def guards_hold(inputs: Sequence[Any], sizes: Iterable[tuple[str, int]]) -> bool:
