@@ -285,10 +285,8 @@ def forecast(
     known(found)
     if with_baselines:
         advance("comparing with what people do today" + about(SEARCH_SHARE * traced_s))
-        planner, graph = (
-            Planner(own.with_torch, target.time_limit, link=own.planner.link),
-            own.prepared.joint.module.graph,
-        )
+        planner = Planner(own.with_torch, target.time_limit, link=own.planner.link)
+        graph = own.prepared.joint.module.graph
         masks = hand_written(planner.problem, graph) | saved_by_torch(own.prepared)
         moved = offloading(planner.problem, graph, masks)
         found = replace(found, compared=tuple(compare(planner, masks, plain_time_ns(own.with_torch), moved)))

@@ -74,7 +74,7 @@ class Settings:
         expandable: True if torch's CUDA allocator has expandable segments.
         joint_passes: Passes of the user on the joint graph.
         link: The way to host memory for saved tensors; None to move nothing.
-        moves_nothing: True if a copy has failed in this process: a pinned plan keeps what it moved, too.
+        moves_nothing: True if copies of this graph, or of any in this process, have failed: a pinned plan keeps what it moved, too.
         plain_bytes: The largest peak of plain torch.compile in this process so far; set only if the budget is a fraction.
     """
 

@@ -33,10 +33,12 @@ from compile_remat._torch.offload.streams import HostCopyError
 from compile_remat._torch.sizes import in_blocks
 from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
 from compile_remat._util.units import MIB, exact_size, format_bytes, in_one_unit
+from compile_remat._util.user_warnings import PREFIX
 from compile_remat.errors import warn
 from compile_remat.planning.request import Fit, FitBelow, Request
 from compile_remat.planning.settings import stop_offload
 from compile_remat.ranks.board import note_failure
+from compile_remat.report import joined
 from compile_remat.runtime.region import CallInFlight, Compiled, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import CallEvent, PlanState
 
@@ -47,8 +49,6 @@ Failure = torch.OutOfMemoryError | HostCopyError
 SMALL_BYTES = MIB
 SMALL_SHARE = 256
 """Tensors are small if together they have at most `SMALL_BYTES`, or at most 1 / `SMALL_SHARE` of the plan's peak."""
-
-PREFIX = "compile_remat: "
 
 LESS = 0.85
 """The target of the next plan is at most this share of the failed plan's peak, however many bytes seem to be free."""
@@ -330,7 +330,7 @@ def _planned(region: CompiledRegion, request: Request) -> RunningPlan | None:
 
 
 def _publish(region: CompiledRegion, running: RunningPlan, text: str) -> None:
-    region.publish(replace(running.report, message="; ".join(filter(None, (running.report.message, text)))))
+    region.publish(replace(running.report, message=joined(running.report.message, text)))
 
 
 def _region_of(call: CallInFlight) -> CompiledRegion:

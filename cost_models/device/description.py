@@ -41,8 +41,8 @@ columns are priced by whole tiles. `compile-remat calibrate` measures the length
 """
 
 HOST_SHARE = 0.83
-"""Part of a PCIe link's bandwidth that copies reach: headers take a tenth, and published runs of nvbandwidth reach 51 to 55 of 64
-GB/s.  Assumed for links that `compile-remat calibrate` has not measured."""
+"""Part of a PCIe link's bandwidth that copies reach, 53 of 64 GB/s.  Assumed, not measured: a user of nvbandwidth expects 51 while
+both directions copy (issue 53 of NVIDIA/nvbandwidth).  `compile-remat calibrate` measures a link."""
 
 HOST_COPY_SLOWDOWN = 0.01
 """A copy of 53 GB/s takes about this part of an H100's or H200's bandwidth from the kernels beside it.  Assumed where
