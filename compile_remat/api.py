@@ -258,7 +258,7 @@ def plan_rank(
     warn_of_settings_left_aside("plan_rank", settings)
     layout = MeshLayout.parse(mesh, shard, reshard_after_forward, node_size, param_dtype, reduce_dtype)
     builder, target = _on_device(model, settings)
-    return forecast_rank(builder, replace(target, gradients="end", slices="off", offload="off"), layout, network)
+    return forecast_rank(builder, replace(target, gradients="end", slices="off"), layout, network)
 
 
 def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:

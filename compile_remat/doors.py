@@ -29,8 +29,7 @@ LEFT_ASIDE = {
     | {"memory_budget": "it takes all that the device has left", "slices": "it plans whole graphs"}
     | dict.fromkeys(OFFLOAD, "its plans keep all saved tensors on the device"),
     "plan_rank": WITHOUT_DEVICE
-    | {"slices": "it plans whole graphs", "gradients": "its gradients leave at the backward's end"}
-    | dict.fromkeys(OFFLOAD, "its plans keep all saved tensors on the device"),
+    | {"slices": "it plans whole graphs", "gradients": "its gradients leave at the backward's end"},
     "install": {
         "instances": "each graph has the whole budget for itself",
         "oom_retry": "a step that runs out of memory does not run again",

@@ -25,8 +25,6 @@ _ONE_RANK_ONLY = (
     "memory_snapshot",
     "no_largest_batch",
     "slices",
-    "offload",
-    "host_memory",
 )
 _MESH_ONLY = ("shard", "keep_gathered", "node_size", "network", "param_dtype", "reduce_dtype")
 
@@ -86,6 +84,7 @@ def print_rank_forecast(found: RankForecast) -> None:
         ("sum", format_bytes(found.total_bytes)),
         ("the step's peak is at", str(found.peak_moment)),
         ("region peak, all graphs", format_bytes(found.peak_bytes)),
+        *_host_rows(found),
         ("  lowest reachable peak", format_bytes(found.floor_bytes)),
         (f"{_wrapper(found)}, at most", format_bytes(found.beside_bytes)),
         ("  gathered parameters, of it", format_bytes(found.gathered_bytes)),
@@ -115,6 +114,19 @@ def print_rank_forecast(found: RankForecast) -> None:
         drop_held(found.message)
     print(f"bytes of graphs: {facts_text(BY_RULES)}")
     print(f"worked out in {found.seconds:.0f} s, without the devices; times are the cost model's estimates")
+
+
+def _host_rows(found: RankForecast) -> list[tuple[str, str]]:
+    """Rows about tensors that wait in host memory; none if nothing leaves."""
+    plans = [graph.plan for graph in found.graphs if graph.plan.offloaded]
+    if not plans:
+        return []
+    return [
+        ("on the host", format_bytes(sum(plan.offloaded_bytes for plan in plans))),
+        ("  pinned memory there", format_bytes(found.host_bytes)),
+        (f"  that of the {found.node_ranks} ranks of a node", format_bytes(found.node_host_bytes)),
+        ("  copies prolong the step by", format_time(sum(plan.stall_time_ns for plan in plans))),
+    ]
 
 
 def _print_graphs(found: RankForecast) -> None:

@@ -85,7 +85,11 @@ def _add_slices(parser: argparse.ArgumentParser) -> None:
 
 def _add_offload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offload", choices=("off", "auto"), help="saved tensors wait in host memory (default off)")
-    parser.add_argument("--host-memory", metavar="SIZE", help="the most that they may take there (default no limit)")
+    parser.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="the most that they may take there, of a node with --mesh (default no limit)",
+    )
 
 
 def _add_traces(parser: argparse.ArgumentParser) -> None:

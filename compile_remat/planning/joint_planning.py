@@ -44,7 +44,7 @@ from compile_remat.planning.request import (
     interrupted_by,
 )
 from compile_remat.planning.searches import Searches
-from compile_remat.planning.settings import MOVES_NOTHING, Settings
+from compile_remat.planning.settings import MOVES_NOTHING, SHARES_BUDGET, Settings
 from compile_remat.planning.shared_policy import choose_shared
 from compile_remat.planning.size_search import Varying, log_unbounded_sizes, range_of
 from compile_remat.report import Report, joined
@@ -126,9 +126,7 @@ def _why_kept(joint: joint_graph.Joint, request: Request) -> str:
     """Returns the reason, for the report, why a graph moves nothing although `offload` is on; empty if it may."""
     if joint_graph.has_symbolic_sizes(joint):
         return f"{MOVES_NOTHING}the graph's sizes vary"
-    return (
-        f"{MOVES_NOTHING}the graph shares its budget with others" if isinstance(request, SharedOption | Replay) else ""
-    )
+    return SHARES_BUDGET if isinstance(request, SharedOption | Replay) else ""
 
 
 def _bytes_for(request: Request, effective: EffectiveBudget) -> int | None:

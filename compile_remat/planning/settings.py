@@ -45,6 +45,7 @@ from compile_remat.ranks.wrappers import held_by_running
 LOG = logging.getLogger("compile_remat")
 
 MOVES_NOTHING = "offload = auto moves nothing: "
+SHARES_BUDGET = f"{MOVES_NOTHING}the graph shares its budget with others"
 """Prefix of a warning; the reason follows."""
 
 _failed_copies: list[bool] = []

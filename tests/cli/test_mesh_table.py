@@ -42,6 +42,13 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["total_bytes"] == fixed_bytes + moment["graph_bytes"] + moment["wrapper_bytes"]
 
 
+def test_the_table_says_what_a_node_s_host_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    to_host = ["--shard", "fsdp2-whole", "--batch", "16384", "--budget", "min", "--offload", "auto"]
+    assert cli.main(["plan", STACK, *ON, "dp=2", *to_host]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "on the host" in words and "that of the 2 ranks of a node" in words and "copies prolong the step by" in words
+
+
 def test_mixed_precision_is_fsdp2_s(capsys: pytest.CaptureFixture[str]) -> None:
     types = ["--param-dtype", "bf16", "--reduce-dtype", "fp32"]
     assert cli.main(["plan", STACK, *ON, "dp=4", "--shard", "fsdp2-whole", *types]) == 0
@@ -62,7 +69,6 @@ def test_a_device_without_links_has_no_price_for_collectives(capsys: pytest.Capt
     ("given", "text"),
     [
         ([*ON, "dp=2", "--gradients", "early"], "--gradients early does not go with --mesh"),
-        ([*ON, "dp=2", "--offload", "auto"], "--offload does not go with --mesh"),
         ([*ON, "dp=2", "--compare"], "--compare does not go with --mesh"),
         ([*ON, "dp=2", "--html", "x.html"], "--html does not go with --mesh"),
         (["--devices", "t4,l4", "--mesh", "dp=2"], "--devices does not go with --mesh"),

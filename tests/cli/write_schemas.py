@@ -26,7 +26,15 @@ FACTS = {"type": "string", "enum": ["observed", "estimated"]}
 KEYS: dict[str, dict[str, Any]] = {
     "plan": {"schema": {"const": 1}, "status": {}},
     "forecast": {"total_bytes": int, "fits": bool | None, "step_time_ns": int, "facts": FACTS, "peak_bytes": int},
-    "rank": {"total_bytes": int, "fits": bool | None, "exposed_time_ns": int | None, "facts": FACTS, "why": str},
+    "rank": {
+        "total_bytes": int,
+        "fits": bool | None,
+        "exposed_time_ns": int | None,
+        "host_bytes": int,
+        "node_host_bytes": int,
+        "facts": FACTS,
+        "why": str,
+    },
     "row": {
         "device": str,
         "limit_bytes": int | None,

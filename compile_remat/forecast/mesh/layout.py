@@ -61,6 +61,11 @@ class MeshLayout:
                     f"{name} = {written!r}: no such type. Allowed: {', '.join(DTYPES)}.{did_you_mean(written, DTYPES)}"
                 )
 
+    @property
+    def node_ranks(self) -> int:
+        """The number of ranks that share a node, and its host's memory."""
+        return min(self.node_size, self.num_ranks)
+
     @staticmethod
     def parse(
         written: str,

@@ -53,12 +53,13 @@ class RankForecast:
         limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None if the device has no known capacity.
         budget_bytes: The budget of the step's graphs; None if the setting stands for no number of bytes.
         graphs: The different graphs with their plans.
-        kernel_time_ns: Estimated time of all kernels, those of recomputed values included.
+        kernel_time_ns: Estimated time of all kernels, those of recomputed values included, and their waits for copies.
         collective_time_ns: Estimated time of all collectives; None if the device's links are not known.
         step_time_ns: Estimated time of forward and backward, without the part of the collectives that kernels hide.
         extra_time_ns: The kernels' time beyond that under plain torch.compile, or for graphs for which that is not known, beyond
             that of their fastest plans.
         param_dtype: Dtype in which FSDP2 gathers parameters; empty for their own dtype.
+        node_ranks: The number of ranks that share a node, and its host's memory.
         plain_peak_bytes: The graphs' peak under plain torch.compile; None unless the budget is a fraction of it.
         message: Difference between the plans and the request; empty if there is none.
         seconds: Wall time of the forecast.
@@ -89,6 +90,7 @@ class RankForecast:
     step_time_ns: int
     extra_time_ns: int
     param_dtype: str = ""
+    node_ranks: int = 1
     plain_peak_bytes: int | None = None
     message: str = ""
     seconds: float = 0.0
@@ -104,6 +106,16 @@ class RankForecast:
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that this rank's saved tensors take; graphs that share a budget move nothing."""
+        return sum(graph.plan.host_bytes for graph in self.graphs)
+
+    @property
+    def node_host_bytes(self) -> int:
+        """Bytes of host memory that all ranks of a node take."""
+        return self.node_ranks * self.host_bytes
+
+    @property
     def exposed_time_ns(self) -> int | None:
         """Time that collectives add to the kernels' time; None if the device's links are not known."""
         return None if self.collective_time_ns is None else self.step_time_ns - self.kernel_time_ns
@@ -112,6 +124,7 @@ class RankForecast:
         """Returns all figures, with the plan of each graph, as JSON text."""
         data = asdict(replace(self, graphs=()))
         graphs = [{"name": g.name, "calls": g.calls, "plan": json.loads(g.plan.to_json())} for g in self.graphs]
-        own = {"total_bytes": self.total_bytes, "fits": self.fits, "exposed_time_ns": self.exposed_time_ns}
+        names = ("total_bytes", "fits", "exposed_time_ns", "host_bytes", "node_host_bytes")
+        own = {name: getattr(self, name) for name in names}
         said = {"facts": "estimated", "why": BY_RULES}
         return json.dumps({**data, **own, **said, "graphs": graphs}, indent=1)

@@ -37,6 +37,7 @@ def forecast_rank(
 
     Args:
         builder: The model; its batch is the batch of one data parallel rank.
+        target: The device of each rank; its host memory is that of a node, divided among the ranks there.
         network: The link between nodes, if it differs from the device's.
         advance: Called with a text at the start of each part of the work.
 
@@ -45,6 +46,8 @@ def forecast_rank(
         RematError: A setting is invalid, or the model cannot be traced.
     """
     start = time.perf_counter()
+    if target.host_bytes is not None:
+        target = replace(target, host_bytes=target.host_bytes // layout.node_ranks)
     device = target.figures()
     links = links_of(device, layout, network)
     advance(f"building {builder.name}")
@@ -83,6 +86,7 @@ def forecast_rank(
         num_ranks=layout.num_ranks,
         dtype=builder.dtype_name,
         param_dtype=layout.param_dtype or "",
+        node_ranks=layout.node_ranks,
         optimizer=str(target.optimizer),
         sizes=builder.sizes(),
         parameter_bytes=shards.parameter_bytes,

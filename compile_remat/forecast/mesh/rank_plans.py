@@ -12,7 +12,9 @@ from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import noting_early_end, with_search_message
 from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.plan_policy import choose
+from compile_remat.planning.settings import SHARES_BUDGET
 from compile_remat.planning.shared_policy import excess_text
+from compile_remat.report import joined
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,10 @@ def plans_for(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: E
         effective = replace(effective, plain_bytes=plain_bytes)
     if len(calls) == 1:
         return replace(_alone(graphs[0], effective), plain_bytes=plain_bytes)
-    if effective.budget.kind == "max":
-        return _fastest(graphs, _alone_in_memory(calls), effective)
-    return replace(_together(graphs, calls, effective), plain_bytes=plain_bytes)
+    is_max = effective.budget.kind == "max"
+    found = _fastest(graphs, _alone_in_memory(calls), effective) if is_max else _together(graphs, calls, effective)
+    kept = SHARES_BUDGET if any(graph.planner.link is not None for graph in graphs) and not is_max else ""
+    return replace(found, plain_bytes=plain_bytes, message=joined(found.message, kept))
 
 
 def _alone(graph: Ready, effective: EffectiveBudget) -> RankPlans:

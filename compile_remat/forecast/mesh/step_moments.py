@@ -127,8 +127,11 @@ def _fsdp_moments(calls: Sequence[GraphCall], shards: Shards) -> Iterator[FsdpMo
 
 
 def graph_bytes_of(planner: Planner, plan: Plan) -> GraphBytes:
-    """Returns the bytes of a graph under a plan."""
+    """Returns the bytes of a graph under a plan; if saved values wait on the host, its peaks are at most those returned."""
     option = option_of(planner, plan)
+    if plan.offloaded:
+        held_bytes = option.held_bytes - plan.offloaded_bytes
+        return GraphBytes(plan.forward_peak_bytes, plan.peak_bytes, held_bytes, option.kept_output_bytes)
     backward_bytes = backward_peak_bytes(planner, plan)
     return GraphBytes(option.forward_peak_bytes, backward_bytes, option.held_bytes, option.kept_output_bytes)
 

@@ -21,6 +21,7 @@ from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.rank_figures import RankForecast
 from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
+from compile_remat.planning.settings import SHARES_BUDGET
 from tests.forecast.mesh.models import Net, net, sections, stack
 from tests.ranks.models import Block
 
@@ -124,6 +125,40 @@ def test_ddp_cuts_the_step_at_its_buckets_and_reduces_beside_the_backward() -> N
         found.collective_time_ns is not None and at_once < found.collective_time_ns < 2 * at_once
     )  # twice the latency
     assert found.exposed_time_ns is not None and 0 < found.exposed_time_ns < found.collective_time_ns
+
+
+LARGE = Builder(stack, batch=16384)
+TO_HOST = replace(H100, budget=MemoryBudget("min"), offload="auto")
+
+
+@pytest.fixture(scope="module")
+def moving() -> RankForecast:
+    return on("dp=4", "fsdp2-whole", LARGE, TO_HOST)
+
+
+def test_each_rank_sends_its_own_tensors_to_its_node_s_host(moving: RankForecast) -> None:
+    kept = on("dp=4", "fsdp2-whole", LARGE, replace(TO_HOST, offload="off"))
+    (plan,) = [graph.plan for graph in moving.graphs]
+    assert plan.offloaded and moving.peak_bytes < kept.peak_bytes and moving.total_bytes < kept.total_bytes
+    assert moving.kernel_time_ns == plan.time_ns > plan.stall_time_ns > 0
+    assert moving.node_ranks == 4 and moving.node_host_bytes == 4 * moving.host_bytes == 4 * plan.host_bytes
+    assert json.loads(moving.to_json())["node_host_bytes"] == moving.node_host_bytes
+
+
+@pytest.mark.full
+def test_the_host_s_memory_is_divided_among_the_ranks_of_a_node(moving: RankForecast) -> None:
+    less = replace(TO_HOST, host_bytes=moving.node_host_bytes // 2)
+    found = on("dp=4", "fsdp2-whole", LARGE, less)
+    assert 0 < found.node_host_bytes <= moving.node_host_bytes // 2 and found.peak_bytes > moving.peak_bytes
+    enough = replace(less, host_bytes=moving.host_bytes)
+    one = on("dp=4", "fsdp2-whole", LARGE, enough, node_size=1)
+    assert one.peak_bytes == moving.peak_bytes and one.node_host_bytes == moving.host_bytes
+
+
+def test_graphs_that_share_a_budget_say_that_they_move_nothing() -> None:
+    found = on("dp=4", "fsdp2", LARGE, TO_HOST)
+    assert found.host_bytes == 0 and found.message == SHARES_BUDGET
+    assert on("dp=4", "fsdp2", LARGE, replace(TO_HOST, budget=MemoryBudget("max"))).message == ""
 
 
 def test_tensor_parallel_ranks_have_parts_of_products_and_wait_for_each_other() -> None:
