@@ -26,7 +26,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from compile_remat._torch.offload import offload_ops
 from compile_remat._torch.offload.streams import streams_replaced
 from compile_remat.inductor.cpp_kernels.building import KernelsOfGraph
+from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_names import constants_of
+from tests.races.clocks import Event
 from tests.races.watched import Watch, WatchedStreams
 
 OPERATORS = {
@@ -186,6 +188,31 @@ class Code:
         """Run on a list that the code empties."""
         with torch.no_grad(), Operators(self.watch):
             return self.function(inputs)
+
+
+def trace_of_code(forward: Emitted, backward: Emitted, returned: Sequence[str]) -> list[Event]:
+    """The events of a step by the code of its graphs, in memory of the CPU.
+
+    Args:
+        returned: Names of the values that the forward returns.
+    """
+    watch = Watch()
+
+    def made(value: object) -> object:
+        is_tensor = isinstance(value, torch.Tensor)
+        return empty_strided(watch, value.size(), value.stride(), value.dtype) if is_tensor else value
+
+    with watching(watch):
+        given = Code(watch, forward.source_code)([made(value) for value in forward.inputs])
+        handed = dict(zip(returned, given, strict=True))
+        del given
+        inputs = [
+            handed.pop(name) if name in handed else made(value)
+            for name, value in zip(backward.names, backward.inputs, strict=True)
+        ]
+        del handed
+        Code(watch, backward.source_code)(inputs)
+    return watch.trace
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from compile_remat._torch.fake_cuda.installation import install
 def main(plans: int) -> Iterator[dict[str, Any]]:
     install()
     from tests.races.clocks import has_race, races, waits
+    from tests.races.emitted import trace_of_code
 
     for seed in range(plans):
         forward, backward, returned = _emitted(seed)
-        trace = _trace(forward, backward, returned)
+        trace = trace_of_code(forward, backward, returned)
         yield {
             "copies": forward.source_code.count("compile_remat.stash.default("),
             "triton": forward.source_code.count("async_compile.triton("),
@@ -56,31 +57,6 @@ def _emitted(seed: int) -> tuple[Any, Any, list[str]]:
     with mock.patch.object(compile_fx, "compile_fx_inner", named):
         forward, backward = compile_step(lambda: make(drop), use)
     return forward, backward, outputs[0]
-
-
-def _trace(forward: Any, backward: Any, returned: Sequence[str]) -> Sequence[Any]:
-    """The events of a step, in memory of the CPU."""
-    import torch
-
-    from tests.races.emitted import Code, empty_strided, watching
-    from tests.races.watched import Watch
-
-    def made(value: Any) -> Any:
-        is_tensor = isinstance(value, torch.Tensor)
-        return empty_strided(watch, value.size(), value.stride(), value.dtype) if is_tensor else value
-
-    watch = Watch()
-    with watching(watch):
-        given = Code(watch, forward.source_code)([made(value) for value in forward.inputs])
-        handed = dict(zip(returned, given, strict=True))
-        del given
-        inputs = [
-            handed.pop(name) if name in handed else made(value)
-            for name, value in zip(backward.names, backward.inputs, strict=True)
-        ]
-        del handed
-        Code(watch, backward.source_code)(inputs)
-    return watch.trace
 
 
 if __name__ == "__main__":
