@@ -228,8 +228,8 @@ def _conclude(agreement: Agreement, partitioner: RematPartitioner, report: Repor
         RankError: The plans of the ranks differ.
     """
     plan = None if report is None else report.plan
-    sliced = [] if plan is None else list(map(str, plan.sliced))
-    saved = None if plan is None else (*plan.saved, "again", *plan.again, "written", *plan.written, *sliced)
+    apart = [] if plan is None else [*map(str, plan.sliced), *map(str, plan.offloaded)]
+    saved = None if plan is None else (*plan.saved, "again", *plan.again, "written", *plan.written, *apart)
     budget_bytes = None if report is None else report.budget_bytes
     agreement.conclude(saved, budget_bytes, from_auto=partitioner.settings.from_auto)
 

@@ -149,6 +149,9 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
     device = detect(place) if config.device == "detect" else load_device(config.device)
     if config.cost_model == "profile":
         _check_is_here(config.device, device, place)
+    link = link_of(config, device)
+    if link is not None and agreement is not None:
+        agreement.offer_host(link.host_bytes)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     gradient_bytes = free_memory.trainable_bytes(example_inputs)
     if from_auto:
@@ -176,7 +179,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
         inputs_are_constant=config.inputs == "constant",
         joint_passes=config.joint_passes or (),
-        link=link_of(config, device),
+        link=_agreed(link, agreement),
     )
     return without_failed_copies(with_plain_bytes(settings))
 
@@ -214,6 +217,12 @@ def link_of(config: RematConfig, device: Device) -> Link | None:
         warn(f"{MOVES_NOTHING}host_memory = {config.host_memory} is {format_bytes(most_bytes)}, and {smallest}")
         return None
     return host_link(device, most_bytes)
+
+
+def _agreed(link: Link | None, agreement: Agreement | None) -> Link | None:
+    """Returns the link with the smallest host memory of all ranks, so that their plans are equal."""
+    nbytes = None if agreement is None else agreement.smallest_host()
+    return link if link is None or nbytes is None else replace(link, host_bytes=nbytes)
 
 
 def offloads(config: RematConfig) -> bool:

@@ -29,6 +29,10 @@ TOGETHER, APART = "together", "apart"
 """Outcomes: a difference of plans stops all ranks, or none, since a rank that has gone on alone would hang if another stopped."""
 
 
+HOST_MEMORY = "host memory"
+"""Key of the host memory that ranks may take."""
+
+
 class Agreement:
     """The compilation of one graph, as a context: a `RematError` that leaves the context is posted to the other ranks.
 
@@ -46,7 +50,7 @@ class Agreement:
         self.timeout_s = timeout_s
         self._begun, self._planned = f"begun/{place.name}", f"planned/{place.name}"
         self._has_begun = self._is_concluded = False
-        self._budgets: Posts = {}
+        self._host_bytes: int | None = None
 
     @classmethod
     def of(cls, gm: fx.GraphModule, example_inputs: Sequence[Any], timeout_s: float) -> Self:
@@ -83,6 +87,22 @@ class Agreement:
             self._board.agreed_bytes[setting] = found
         return found
 
+    def offer_host(self, nbytes: int) -> None:
+        """Note the host memory that this rank may take; called before it begins, which tells the others."""
+        self._host_bytes = nbytes
+
+    def smallest_host(self) -> int | None:
+        """Returns the smallest host memory that ranks offer, as `smallest`; None if no rank offers any."""
+        if self._board is None:
+            return self._host_bytes
+        if not self.place.is_first:
+            return self._board.agreed_bytes.get(HOST_MEMORY, self._host_bytes)
+        self.begin()
+        found = smallest_of(self._others_begun(), HOST_MEMORY)
+        if found is not None:
+            self._board.agreed_bytes[HOST_MEMORY] = found
+        return found
+
     def from_rank_zero(self, make: Callable[[], Any]) -> Any:
         """Returns rank 0's ``make()`` for this graph, passed on as JSON.
 
@@ -115,7 +135,7 @@ class Agreement:
         if self._board is None or self._has_begun or not self.place.is_first:
             return
         self._has_begun = True
-        self._board.announce(self._begun, {"graph": self.graph, "bytes": nbytes})
+        self._board.announce(self._begun, {"graph": self.graph, "bytes": nbytes, HOST_MEMORY: self._host_bytes})
 
     def _others_begun(self) -> Posts:
         assert self._board is not None
@@ -127,7 +147,8 @@ class Agreement:
         """Announce this rank's plan, and compare it with those of the other ranks.
 
         Args:
-            saved: Names of the values that the plan saves and recomputes; None if the graph has no plan, or its plan is not known.
+            saved: Names of the values that the plan saves and recomputes, and what it sends to the host; None if the graph has no
+                plan, or its plan is not known.
             budget_bytes: Budget of the plan; None if it is not in bytes.
             from_auto: True if the budget came from `auto`.
 
@@ -221,9 +242,9 @@ def agreed_again(nbytes: int | None, setting: str, timeout_s: float) -> int | No
     return found
 
 
-def smallest_of(posts: Posts) -> int | None:
-    """Returns the smallest figure among posts; None if no rank knows one."""
-    return min((post["bytes"] for post in posts.values() if post["bytes"] is not None), default=None)
+def smallest_of(posts: Posts, figure: str = "bytes") -> int | None:
+    """Returns the smallest figure of a kind among posts; None if no rank knows one."""
+    return min((post[figure] for post in posts.values() if post[figure] is not None), default=None)
 
 
 def _by_plan(posts: Posts) -> str:

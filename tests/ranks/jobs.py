@@ -22,6 +22,7 @@ from compile_remat.device.measure import recorded
 from compile_remat.errors import BudgetError, RankError
 from compile_remat.partitioning import partitioner
 from compile_remat.partitioning.joint_split import split
+from compile_remat.passes.problem.plan import Offloaded
 from compile_remat.planning import settings
 from compile_remat.ranks import board as board_module
 from compile_remat.ranks.wrappers import Held, held_by, held_by_running
@@ -30,6 +31,7 @@ from tests.ranks.gloo import waiting_for_threads
 from tests.ranks.models import ROWS, WIDTH, Seen, Stack, trained, wrapped
 
 MIB = 1 << 20
+LARGE_ROWS = 64 * ROWS
 CAPACITY_BYTES = 64 * MIB
 """Capacity of the device; at this size `auto` is rounded down to whole MiB."""
 
@@ -47,6 +49,20 @@ def trained_within(rank: int, wrapper: str, options: dict[str, Any], free_bytes:
     host = mock.patch.object(free_memory, "host_free_bytes", lambda: 1 << 40)
     with resident, host, mock.patch.object(settings, "held_by_running", noting):
         return trained(rank, wrapper, options), known
+
+
+def moving(rank: int, free_bytes: list[int]) -> tuple[Seen, list[Offloaded]]:
+    """Steps of DDP whose saved tensors may leave for a host of which each rank sees other free memory, and what leaves."""
+    options = {
+        "memory_budget": "min",
+        "compiler": "eager",
+        "offload": "auto",
+        "device": "h100-sxm",
+        "host_memory": "50%",
+    }
+    with mock.patch.object(settings, "host_free_bytes", lambda: free_bytes[rank]):
+        seen = trained(rank, "ddp", options, LARGE_ROWS)
+    return seen, [each for report in compile_remat.reports() if report.plan for each in report.plan.offloaded]
 
 
 def order_of_gradients(rank: int, compiler: str) -> list[int]:

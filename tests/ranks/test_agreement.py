@@ -58,6 +58,27 @@ def test_all_ranks_take_the_smallest_figure(figures: tuple[int | None, ...], sma
     assert found == [smallest] * 3
 
 
+@pytest.mark.parametrize(("offers", "smallest"), [((700, 500, 600), 500), ((None, 500, 600), 500), ((None,) * 3, None)])
+def test_all_ranks_take_the_smallest_host_memory(offers: tuple[int | None, ...], smallest: int | None) -> None:
+    """Told together with the figure of `auto`, of which each rank has another one."""
+
+    def asked(board: Board) -> tuple[int | None, int | None, int | None]:
+        own, offer = agreed(board), offers[board.rank]
+        if offer is not None:
+            own.offer_host(offer)
+        later = agreed(board, place=LATER)
+        return own.smallest(100 + board.rank, "cpu auto"), own.smallest_host(), later.smallest_host()
+
+    assert on_all(boards(3), asked) == [(100, smallest, smallest)] * 3
+
+
+def test_alone_the_host_memory_is_the_own_one() -> None:
+    own = agreed(None)
+    assert own.smallest_host() is None
+    own.offer_host(700)
+    assert own.smallest_host() == 700
+
+
 def test_a_later_variant_asks_nobody_and_takes_what_was_agreed_on() -> None:
     here, _ = boards(2)
     assert agreed(here, place=LATER).smallest(700, "cpu auto") == 700  # nothing was

@@ -45,6 +45,13 @@ def test_every_rank_has_the_same_plans_and_the_losses_of_eager_mode(two: Ranks, 
     assert_like_eager(two(trained, wrapper, {"memory_budget": "min"}), eager(two, wrapper))
 
 
+@pytest.mark.full
+def test_ranks_send_the_same_tensors_to_hosts_with_other_free_memory(two: Ranks) -> None:
+    (first, moved), (second, also) = two(jobs.moving, [256 * MIB, 96 * MIB])
+    assert_like_eager([first, second], two(trained, "ddp", None, jobs.LARGE_ROWS))
+    assert moved == also != []
+
+
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_gradients_leave_early_in_the_same_order_on_all_ranks(two: Ranks, compiler: str) -> None:
     """Hooks may hold collectives of their own."""
