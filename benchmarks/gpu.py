@@ -40,12 +40,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import contest, frontier, harness
+from benchmarks.common import harness
 from benchmarks.common.compile_caches import without_graph_caches
-from benchmarks.common.contest import Contest, is_alive, tasks
-from benchmarks.common.contest_pool import Pool
-from benchmarks.common.frontier import Point
-from benchmarks.common.launches import Launch, sums
+from benchmarks.contest import frontier, runs
+from benchmarks.contest.frontier import Point
+from benchmarks.contest.launches import Launch, sums
+from benchmarks.contest.pool import Pool
+from benchmarks.contest.runs import Contest, is_alive, tasks
 from benchmarks.gpu_quick.session import FAKE, FAKE_PRICES, SHARE, Session
 from benchmarks.models.large import LARGE
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         return Session(arguments, header(arguments)).run()
     if arguments.torch:
-        contest.TORCH_BUDGETS = tuple(arguments.torch)
+        runs.TORCH_BUDGETS = tuple(arguments.torch)
     if arguments.workers:
         return run_together(arguments.model or list(LARGE), arguments)
     with without_graph_caches():

@@ -37,8 +37,9 @@ import torch
 from torch._inductor import config as inductor_config
 
 import compile_remat
-from benchmarks.common import harness, launches
+from benchmarks.common import harness
 from benchmarks.common.timing import step_times_ns
+from benchmarks.contest import launches
 from benchmarks.models.large import build_large
 from compile_remat._torch.offload.host_memory import MAPPED
 from compile_remat._torch.offload.streams import Direction, ThreadStreams, streams_of, streams_replaced

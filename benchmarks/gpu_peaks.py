@@ -37,10 +37,10 @@ from torch import Tensor
 from benchmarks.common import harness
 from benchmarks.common.code_only import peaks_of_rounds
 from benchmarks.common.compile_caches import without_graph_caches
-from benchmarks.common.contest import differences, failure_of, fresh_state, samples
-from benchmarks.common.frontier import relative_error
 from benchmarks.common.harness import mib, percent
 from benchmarks.common.torch_budget import torch_activation_budget
+from benchmarks.contest.frontier import relative_error
+from benchmarks.contest.runs import differences, failure_of, fresh_state, samples
 from benchmarks.models import codegen
 
 DTYPES = ("bfloat16", "float32")

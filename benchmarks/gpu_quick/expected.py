@@ -7,8 +7,8 @@ points; those of toys are of two cores of an AMD EPYC that have nothing else to 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.common.contest import EXACT, Task, matches
-from benchmarks.common.frontier import Point
+from benchmarks.contest.frontier import Point
+from benchmarks.contest.runs import EXACT, Task, matches
 from benchmarks.gpu_quick.clock import Part
 from benchmarks.gpu_quick.verdicts import AT_CHECKPOINT, RIVALS, WITH_OFFLOAD
 

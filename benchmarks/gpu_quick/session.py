@@ -16,9 +16,10 @@ from typing import TextIO
 
 import torch
 
-from benchmarks.common import frontier, harness, launches
-from benchmarks.common.contest_pool import LAST_WORDS, Pool
-from benchmarks.common.frontier import Point
+from benchmarks.common import harness
+from benchmarks.contest import frontier, launches
+from benchmarks.contest.frontier import Point
+from benchmarks.contest.pool import LAST_WORDS, Pool
 from benchmarks.gpu_quick import expected
 from benchmarks.gpu_quick.clock import Clock, seconds_of_this_process
 from benchmarks.gpu_quick.log import interrupted_by_termination, kept_in

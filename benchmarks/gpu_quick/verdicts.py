@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.common.frontier import PEAK_LIMIT, Point, find, measured_extra, rivals_beaten
 from benchmarks.common.harness import mib, percent
+from benchmarks.contest.frontier import PEAK_LIMIT, Point, find, measured_extra, rivals_beaten
 
 RIVALS = (("checkpoint", "blocks"), ("torch", "0.5"))
 ASKED: Mapping[tuple[str, str], float] = {

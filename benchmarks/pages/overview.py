@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import first_step, gap, gpu_peaks, promise, stacks
-from benchmarks.common import frontier
 from benchmarks.common.harness import mib, ms, percent
 from benchmarks.common.result_rows import Row
+from benchmarks.contest import frontier
 from benchmarks.pages import reports
 from benchmarks.pages.reports import rows_of
 from benchmarks.pages.tables import markdown_table

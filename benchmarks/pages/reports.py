@@ -28,9 +28,9 @@ from benchmarks import (
     together,
     workspaces,
 )
-from benchmarks.common import frontier
 from benchmarks.common.result_rows import Row
 from benchmarks.common.timing import RatioInterval
+from benchmarks.contest import frontier
 from benchmarks.pages.tables import Table, markdown_table
 from benchmarks.zoo import gaps
 from benchmarks.zoo import summary as zoo_summary

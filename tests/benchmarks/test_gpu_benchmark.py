@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import gpu
-from benchmarks.common import contest, frontier, harness
-from benchmarks.common.contest import Task, tasks
-from benchmarks.common.frontier import Point
+from benchmarks.common import harness
+from benchmarks.contest import frontier, runs
+from benchmarks.contest.frontier import Point
+from benchmarks.contest.runs import Task, tasks
 from benchmarks.models import TOY_SCALE, large
 from benchmarks.models.building import Built
 from benchmarks.models.large import build_large, checkpointed
@@ -54,11 +55,11 @@ def test_large_models_train_in_bfloat16_and_are_the_same_when_checkpointed(name:
         loss = harness.Training.loss(case.module(*case.inputs))
         loss.backward()
         losses.append(loss.item())
-        gradients.append(contest.samples([p.grad for p in case.module.parameters()]))
+        gradients.append(runs.samples([p.grad for p in case.module.parameters()]))
         assert {p.dtype for p in case.module.parameters()} == {torch.bfloat16}
         assert all(p.grad is not None for p in case.module.parameters()) and case.note
     assert losses[0] == losses[1]
-    assert contest.differences(*gradients) == (0.0, 0.0)
+    assert runs.differences(*gradients) == (0.0, 0.0)
 
 
 def test_full_sizes_are_those_that_their_notes_tell() -> None:
@@ -141,16 +142,16 @@ def test_each_shortfall_is_named(changes: dict[str, int], found: list[str]) -> N
 
 def test_gradients_are_compared_by_evenly_spaced_samples() -> None:
     gradient = torch.arange(100_000.0)
-    (found,) = contest.samples([gradient])
-    assert len(found) == contest.SAMPLES and found[0] == 0 and found[-1] > 99_900
-    assert contest.samples([None])[0].numel() == 0
-    total, worst = contest.differences(
+    (found,) = runs.samples([gradient])
+    assert len(found) == runs.SAMPLES and found[0] == 0 and found[-1] > 99_900
+    assert runs.samples([None])[0].numel() == 0
+    total, worst = runs.differences(
         [torch.tensor([3.0]), torch.tensor([4.4])], [torch.tensor([3.0]), torch.tensor([4.0])]
     )
     assert total == pytest.approx(0.4 / 5) and worst == pytest.approx(0.1)
 
 
-class _Instant(contest.Contest):
+class _Instant(runs.Contest):
     """Measures nothing: every point takes 100 s of the clock that the test turns."""
 
     def __init__(self) -> None:
@@ -224,7 +225,7 @@ def test_full_size_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 def small(monkeypatch: pytest.MonkeyPatch, own_caches: None) -> Iterator[None]:
     """One model that compiles quickly, and few of torch's budgets."""
     monkeypatch.setitem(large.LARGE, "chain", chain)
-    monkeypatch.setattr(contest, "TORCH_BUDGETS", (0.5,))
+    monkeypatch.setattr(runs, "TORCH_BUDGETS", (0.5,))
     yield
 
 

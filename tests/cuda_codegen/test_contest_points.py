@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.common.frontier import Point
+from benchmarks.contest.frontier import Point
 from tests.cuda_codegen.conftest import Job
 
 

@@ -1,6 +1,6 @@
 """One point of a contest on the fake device: its code is emitted, and its peak is that of a dry run; it has no times.
 
-Run as a module, in place of `benchmarks.common.contest_process`, with the same argument; prints the point as a line of JSON.
+Run as a module, in place of `benchmarks.contest.process`, with the same argument; prints the point as a line of JSON.
 Private name of torch, 2.11 to 2.15: `torch._functorch.partitioners.functionalize_rng_ops`.
 """
 
@@ -17,13 +17,13 @@ from unittest import mock
 from compile_remat._torch.fake_cuda.installation import install
 
 if TYPE_CHECKING:
-    from benchmarks.common.contest import Task
-    from benchmarks.common.frontier import Point
+    from benchmarks.contest.frontier import Point
+    from benchmarks.contest.runs import Task
 
 
 def main(argv: list[str]) -> int:
     install()
-    from benchmarks.common.contest import Task, failure_of, started
+    from benchmarks.contest.runs import Task, failure_of, started
 
     fields = json.loads(argv[0])
     task, start = Task(**fields["task"]), time.perf_counter()
@@ -43,8 +43,8 @@ def emitted(task: Task, fields: Mapping[str, Any]) -> Point:
     """
     from torch._functorch import partitioners
 
-    from benchmarks.common import contest
     from benchmarks.common.fake_cuda import step
+    from benchmarks.contest import runs
     from benchmarks.models.large import build_large, checkpointed
     from compile_remat.compilation.region_run import run_region
 
@@ -64,7 +64,7 @@ def emitted(task: Task, fields: Mapping[str, Any]) -> Point:
         partitioners, "functionalize_rng_ops", lambda joint, forward, backward, _: (forward, backward)
     ):
         peak_bytes = run_region(*step.compile_step(build, use)[-2:]).peak_bytes
-    return replace(contest.started(task), peak_bytes=peak_bytes, **(contest.reported() if is_ours else {}))
+    return replace(runs.started(task), peak_bytes=peak_bytes, **(runs.reported() if is_ours else {}))
 
 
 if __name__ == "__main__":

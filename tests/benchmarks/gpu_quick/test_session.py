@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.common import contest_pool
+from benchmarks.contest import pool as contest_pool
 from benchmarks.gpu_quick import expected, session
 
 PROCESS = """\

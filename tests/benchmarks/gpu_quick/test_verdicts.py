@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.frontier import Point
+from benchmarks.contest.frontier import Point
 from benchmarks.gpu_quick.verdicts import WITH_OFFLOAD, Judged, of_model
 
 MIB, MS = 1 << 20, 1_000_000

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import harness
-from benchmarks.common.contest import EXACT, Task, differences, tasks, with_times
-from benchmarks.common.frontier import Point, cells
+from benchmarks.contest.frontier import Point, cells
+from benchmarks.contest.runs import EXACT, Task, differences, tasks, with_times
 
-COMMAND = (sys.executable, "-m", "benchmarks.common.contest_process")
+COMMAND = (sys.executable, "-m", "benchmarks.contest.process")
 
 ROUNDS = 2
 """Times that all points are timed, one after the other, so that a slow spell of the device does not meet one of them alone."""

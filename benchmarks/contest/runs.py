@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import harness
-from benchmarks.common.frontier import Point, find
 from benchmarks.common.timing import device_times_ns
 from benchmarks.common.torch_budget import torch_activation_budget
+from benchmarks.contest.frontier import Point, find
 from benchmarks.models import Case
 from benchmarks.models.large import build_large, checkpointed
 

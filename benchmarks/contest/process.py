@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.common import harness
 from benchmarks.common.compile_caches import without_graph_caches
-from benchmarks.common.contest import Contest, Task, failure_of, fresh_state, started
-from benchmarks.common.device_lock import alone_but_to_compile
-from benchmarks.common.frontier import Point
-from benchmarks.common.launches import profiled
 from benchmarks.common.timing import device_times_ns
+from benchmarks.contest.device_lock import alone_but_to_compile
+from benchmarks.contest.frontier import Point
+from benchmarks.contest.launches import profiled
+from benchmarks.contest.runs import Contest, Task, failure_of, fresh_state, started
 
 TRIES, PAUSE_S = 8, 5.0
 LEAST_STEPS, TIMED_S = 5, 0.7

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.common import contest, contest_pool
-from benchmarks.common.contest import Task
-from benchmarks.common.contest_pool import ROUNDS, Pool
-from benchmarks.common.frontier import Point
+from benchmarks.contest import pool as contest_pool
+from benchmarks.contest import runs
+from benchmarks.contest.frontier import Point
+from benchmarks.contest.pool import ROUNDS, Pool
+from benchmarks.contest.runs import Task
 
 MIB = 1 << 20
 
@@ -53,7 +54,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pool:
     script = tmp_path / "process.py"
     script.write_text(PROCESS)
     monkeypatch.setattr(contest_pool, "COMMAND", (sys.executable, str(script)))
-    monkeypatch.setattr(contest, "TORCH_BUDGETS", (0.5,))
+    monkeypatch.setattr(runs, "TORCH_BUDGETS", (0.5,))
     for name, value in (("ones", 1.0), ("twos", 2.0)):
         torch.save([torch.full((4,), value)], tmp_path / f"{name}.pt")
     kept: dict[str, Sequence[Point]] = {}

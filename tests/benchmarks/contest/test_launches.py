@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.common import frontier, launches
-from benchmarks.common.frontier import Point
-from benchmarks.common.launches import STEPS, Launch
+from benchmarks.contest import frontier, launches
+from benchmarks.contest.frontier import Point
+from benchmarks.contest.launches import STEPS, Launch
 
 
 def event(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:

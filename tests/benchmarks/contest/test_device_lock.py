@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.common.device_lock import alone_but_to_compile
+from benchmarks.contest.device_lock import alone_but_to_compile
 
 
 def test_others_may_run_only_while_torch_compiles(tmp_path: Path, own_caches: None) -> None:
