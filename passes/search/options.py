@@ -23,6 +23,8 @@ class SearchOptions:
         moment_rounds, moments_a_round: Rounds in which moments are added, and most moments per round in each of both graphs.
         moment_gain: Another round follows if the last moments raised the bound by at least this fraction of the step.
         moment_excess: A moment is added where the rounded answer exceeds this factor times the budget.
+        moments_gap: One moment of each graph comes first, and others only if the plan's gap to their bound is beyond this fraction of
+            the step: a programme of two moments takes a third of the time of one of six, and most bounds are the same.
         moment_distance: Least distance, in steps or places, between moments added together.
         branch_values: Problems with at most so many values to decide on are planned by a branch and bound over the programme with
             these moments, nearly always to their optimum.  For larger problems, the branch and bound takes minutes.
@@ -124,6 +126,7 @@ class SearchOptions:
     moments_a_round: int = 3
     moment_gain: float = 0.01
     moment_excess: float = 1.003
+    moments_gap: float = 0.015
     moment_distance: int = 4
     branch_values: int = 24
     branch_nodes: int = 400

@@ -17,7 +17,7 @@ from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.bounds.floor import least_peak_bytes
 from compile_remat.passes.search.bounds.lp_bound import LpBound, at_the_begin
-from compile_remat.passes.search.bounds.moment_bound import MomentBound
+from compile_remat.passes.search.bounds.moment_bound import MomentBound, Proof
 from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.moves import perturbation
@@ -105,12 +105,17 @@ class Search:
         if once and self.uses_moments and not anchors:
             if (is_close or self.work.is_spent) and not self.moments.knows(budget_bytes):
                 return bound
-            return max(bound, self.moments.proof(budget_bytes).least_time_ns - self.fastest_time_ns)
+            return max(bound, self._proof(budget_bytes, otherwise_ns).least_time_ns - self.fastest_time_ns)
         if is_close:
             return bound
         points = self.lp_points if once else self.lp_points_of_all
         self.work.charge(points.programme.num_entries)
         return max(bound, points.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
+
+    def _proof(self, budget_bytes: int, extra_ns: int) -> Proof:
+        """The proof by moments beside a plan of this extra time: by two, or by more if these leave a gap beyond `moments_gap`."""
+        enough_ns = self.fastest_time_ns + extra_ns - self.options.moments_gap * self.problem.step_time_ns
+        return self.moments.proof(budget_bytes, enough_ns)
 
     def is_open(self, mask: Bools, budget_bytes: int, gap: float | None = None, anchors: Sequence[int] = ()) -> bool:
         """Returns whether a plan within the budget may be faster by more than `gap`, and work is left to find such a plan.
@@ -203,7 +208,7 @@ class Search:
 
     def from_proof(self, mask: Bools, budget_bytes: int) -> Bools:
         """The best plan from the starts that the bound's programme suggests; `mask` if there are none."""
-        starts = self.moments.proof(budget_bytes).starts
+        starts = self._proof(budget_bytes, self.time(mask) - self.fastest_time_ns).starts
         if not starts:
             return mask
         batch = self.simulator.run(np.stack(starts, axis=1))

@@ -10,6 +10,7 @@ bound, and moments are added where the plan of such an answer exceeds the budget
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,10 +32,12 @@ class Proof:
         least_time_ns: No plan that recomputes each value at most once is faster.  After a branch and bound, this time is as exact
             as the solver's arithmetic.
         starts: Masks of saved values, [values], from the programme's rounded or integral answers.
+        may_rise: True if more moments may raise the bound and give starts.
     """
 
     least_time_ns: int
     starts: tuple[Bools, ...]
+    may_rise: bool = False
 
 
 class MomentBound:
@@ -42,13 +45,21 @@ class MomentBound:
 
     def __init__(self, simulator: Simulator, pinned: Bools, options: SearchOptions = DEFAULT) -> None:
         self.simulator, self.pinned, self.options = simulator, pinned, options
+        self._begins: dict[int, tuple[int, Bools | None]] = {}
         self._proofs: dict[int, Proof] = {}
 
-    def proof(self, budget_bytes: int) -> Proof:
-        """The proof at a budget, computed once for each budget."""
-        if budget_bytes not in self._proofs:
-            self._proofs[budget_bytes] = self._worked_out(budget_bytes)
-        return self._proofs[budget_bytes]
+    def proof(self, budget_bytes: int, enough_ns: float = math.inf) -> Proof:
+        """The proof at a budget, computed once for each budget.
+
+        Args:
+            enough_ns: A bound that is high enough: others are sought only if one moment of each graph proves less.
+        """
+        found = self._proofs.get(budget_bytes)
+        if found is None and enough_ns < math.inf and not self.branches:
+            found = self._proofs[budget_bytes] = self._quick(budget_bytes)
+        if found is None or (found.may_rise and found.least_time_ns < enough_ns):
+            found = self._proofs[budget_bytes] = self._worked_out(budget_bytes)
+        return found
 
     @cached_property
     def branches(self) -> bool:
@@ -59,41 +70,66 @@ class MomentBound:
         """Returns whether the proof at this budget is computed already."""
         return budget_bytes in self._proofs
 
+    def _quick(self, budget_bytes: int) -> Proof:
+        """The bound from one moment of each graph, the one that exceeds the budget most."""
+        programme, least_ns, rounded = self._begun(budget_bytes)
+        if rounded is None:
+            return Proof(0, ())
+        steps, places = self._exceeding(rounded, budget_bytes, (), ())
+        if not (steps or places):
+            return Proof(max(0, least_ns), _distinct(rounded))
+        self._add(programme, steps[:1], places[:1])
+        proven_ns, again = self._solved(programme, budget_bytes)
+        starts = [rounded] if again is None else [rounded, again]
+        return Proof(max(0, least_ns, proven_ns), _distinct(*starts), may_rise=again is not None)
+
     def _worked_out(self, budget_bytes: int) -> Proof:
-        programme = self._programme()
-        backward, forward = set[int](), set[int]()
-        least_ns, starts = 0, dict[bytes, Bools]()
+        """The bound and the starts from all moments that the options allow."""
+        programme, least_ns, rounded = self._begun(budget_bytes)
+        backward, forward, starts = set[int](), set[int](), list[Bools]()
+        least_ns, gain_ns = max(0, least_ns), 0
         for turn in range(self.options.moment_rounds + 1):
-            self.simulator.work.charge(programme.num_entries)
-            solution = programme.solve(budget_bytes)
-            if solution.values is None:
+            if rounded is None:
                 break
-            before_ns, proven_ns = least_ns, programme.proven_ns(solution.multipliers, budget_bytes)
-            least_ns = max(before_ns, proven_ns)
-            rounded = self._saving(solution.values, self.options.rounding_levels)
-            starts |= {mask.tobytes(): mask for mask in rounded.T}
+            starts.append(rounded)
             steps, places = self._exceeding(rounded, budget_bytes, backward, forward)
-            if turn == self.options.moment_rounds or not (steps or places):
-                break
-            if turn and least_ns - before_ns < self._worth_ns:
+            if turn == self.options.moment_rounds or not (steps or places) or (turn and gain_ns < self._worth_ns):
                 break
             self._add(programme, steps, places)
             backward.update(steps)
             forward.update(places)
+            proven_ns, rounded = self._solved(programme, budget_bytes)
+            gain_ns, least_ns = proven_ns - least_ns, max(least_ns, proven_ns)
         for _ in range(self.options.branch_rounds if self.branches else 0):
             proven_ns, answer = programme.branch(budget_bytes, self.options.branch_nodes, self.options.branch_seconds)
             least_ns = max(least_ns, proven_ns)
             if answer is None:
                 break
             whole = self._saving(answer, [0.5])
-            starts[whole.tobytes()] = whole[:, 0]
+            starts.append(whole)
             steps, places = self._exceeding(whole, budget_bytes, backward, forward)
             if not (steps or places):
                 break
             self._add(programme, steps, places)
             backward.update(steps)
             forward.update(places)
-        return Proof(least_ns, tuple(starts.values()))
+        return Proof(least_ns, _distinct(*starts))
+
+    def _begun(self, budget_bytes: int) -> tuple[Programme, int, Bools | None]:
+        """The programme of the begin of the backward with its bound and its answer, rounded; None if no plan saves so little."""
+        programme = self._programme()
+        if budget_bytes not in self._begins:
+            self._begins[budget_bytes] = self._solved(programme, budget_bytes)
+        return programme, *self._begins[budget_bytes]
+
+    def _solved(self, programme: Programme, budget_bytes: int) -> tuple[int, Bools | None]:
+        """The programme's bound, and its answer rounded to plans; None if there is no answer."""
+        self.simulator.work.charge(programme.num_entries)
+        solution = programme.solve(budget_bytes)
+        if solution.values is None:
+            return 0, None
+        proven_ns = programme.proven_ns(solution.multipliers, budget_bytes)
+        return proven_ns, self._saving(solution.values, self.options.rounding_levels)
 
     @cached_property
     def _worth_ns(self) -> float:
@@ -137,6 +173,11 @@ class MomentBound:
     @cached_property
     def _moments(self) -> Moments:
         return Moments(self.simulator)
+
+
+def _distinct(*plans: Bools) -> tuple[Bools, ...]:
+    """The different columns of masks, each [values, plans], in order."""
+    return tuple({mask.tobytes(): mask for rounded in plans for mask in rounded.T}.values())
 
 
 def _highest(live: Ints, limit: int, known: Collection[int], most: int, apart: int) -> list[int]:
