@@ -136,6 +136,9 @@ class Forward:
         begun = np.bincount(self.begin[self.sure], self.nbytes[self.sure], minlength=n + 1)
         self.always = self.fixed + np.cumsum(begun)  # and all buffers of every plan, none of them freed
         self.tops, self.order = self._lowest()
+        charged = np.flatnonzero(self.saved_nbytes[self.order] > 0)
+        self._charged = self.order[charged]
+        self._tops_behind = np.maximum.reduceat(self.tops, charged) if len(charged) else self.tops[:0]
         self._freed_at = {w: self._may_be_freed_at(w) for w in self.copied}
 
     def _is_in_open_registers(self, v: int) -> bool:
@@ -247,6 +250,11 @@ class Forward:
         if not self.size:
             return np.zeros(used.shape[1], dtype=np.int64)
         return np.asarray(self.live(self.lifetimes(used, recomputed)).max(axis=1), dtype=np.int64)
+
+    def least_peaks(self, used: Bools) -> Ints:
+        """Bytes that `peak` of the plans does not go below, [P]: `tops` and what is saved by then; a small part of its work."""
+        saved = np.where(used[self._charged], self.saved_nbytes[self._charged, None], 0)
+        return np.asarray((np.cumsum(saved, axis=0) + self._tops_behind[:, None]).max(axis=0, initial=0))
 
     def lifetimes(self, used: Bools, recomputed: Bools, *, with_epilogue: bool = True) -> ForwardLifetimes:
         """Live ranges of the plans' buffers; arguments as in `peak`.

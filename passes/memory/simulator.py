@@ -221,10 +221,14 @@ class Simulator:
             copied=lifetimes.copied,
         )
 
-    def times_ns(self, saved: Bools) -> Ints:
-        """`Batch.time_ns` of the plans in the columns of `saved`: a small part of the work of `run`."""
+    def at_least(self, saved: Bools) -> tuple[Ints, Ints]:
+        """`Batch.time_ns` of the plans in the columns of `saved`, and bytes that their peaks do not go below, each [P].
+
+        A small part of the work of `run`.  Counted are the saved bytes at each place of the forward, and all of them at its end.
+        """
         used, recomputed = self.schedules.needs(saved)
-        return self._times_ns(used, recomputed)
+        begin = _sums(self.saved_nbytes, used) + self.output_bytes
+        return self._times_ns(used, recomputed), np.maximum(begin, self.forward.least_peaks(used))
 
     def outlines(self, saved: Bools) -> tuple[Ints, Ints]:
         """Returns `times_ns` of the plans in the columns of `saved`, and the number of slots of each plan's backward, [P]."""

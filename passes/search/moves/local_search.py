@@ -56,7 +56,7 @@ class LocalSearch:
             if self.simulator.work.is_spent:
                 break
             moves = self._moves(current, batch, turn)
-            moves, columns = self._worth_trying(current, moves, best - self.options.min_gain_ns)
+            moves, columns = self._worth_trying(current, moves, budget_bytes, weight, best - self.options.min_gain_ns)
             if not len(moves):
                 break
             scores, tried = self._tried(columns, budget_bytes, weight)
@@ -82,15 +82,21 @@ class LocalSearch:
             batch = self.simulator.known(current, tried)
         return current
 
-    def _worth_trying(self, current: Bools, moves: Ints, below_ns: float) -> tuple[Ints, Bools]:
-        """The moves whose plans may score below `below_ns`, and these plans, [values, moves]: no score is below the plan's time."""
+    def _worth_trying(
+        self, current: Bools, moves: Ints, budget_bytes: int, weight: float, below_ns: float
+    ) -> tuple[Ints, Bools]:
+        """The moves whose plans may score below `below_ns`, and these plans, [values, moves].
+
+        No score is below the plan's time and the excess that its saved bytes alone cause.
+        """
         columns = np.repeat(current[:, None], len(moves), axis=1)
         columns[moves[:, 0], np.arange(len(moves))] ^= True
         swaps = np.flatnonzero(moves[:, 1] >= 0)
         columns[moves[swaps, 1], swaps] ^= True
         if self.archive is not None or not len(moves):  # an archive collects every plan
             return moves, columns
-        may_gain = self.simulator.times_ns(columns) < below_ns
+        times_ns, least_peaks = self.simulator.at_least(columns)
+        may_gain = times_ns + weight * np.maximum(least_peaks - budget_bytes, 0) < below_ns
         return moves[may_gain], columns[:, may_gain]
 
     def _tried(self, columns: Bools, budget_bytes: int, weight: float) -> tuple[Floats, Batch]:

@@ -94,14 +94,17 @@ def test_a_batch_equals_its_plans_one_by_one(problem: Problem, choices: list[int
 
 
 @given(problems, st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=20))
-def test_times_alone_are_those_of_the_simulation(problem: Problem, choices: list[int]) -> None:
+def test_times_and_least_peaks_without_a_simulation(problem: Problem, choices: list[int]) -> None:
     columns = columns_of(problem, choices)
     simulator = Simulator(problem)
     batch = simulator.run(columns)
     used, recomputed = simulator.schedules.needs(columns)
     assert (used == batch.used).all()
     assert (recomputed == batch.recomputed).all()
-    assert (simulator.times_ns(columns) == batch.time_ns).all()
+    times_ns, least_peaks = simulator.at_least(columns)
+    assert (times_ns == batch.time_ns).all()
+    assert (batch.saved_bytes <= least_peaks).all() and (least_peaks <= batch.peak).all()
+    assert (simulator.forward.least_peaks(used) <= batch.forward_peak).all()
 
 
 def test_pointwise_chain_stays_in_registers() -> None:

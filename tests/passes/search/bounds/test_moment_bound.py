@@ -57,6 +57,21 @@ def test_moments_end_where_the_last_ones_raised_the_bound_little() -> None:
     assert 0 < bounds[1] <= bounds[0]
 
 
+def test_more_than_one_moment_of_each_graph_only_while_their_bound_is_not_enough() -> None:
+    problem = chain(60)
+    nothing = np.zeros(len(problem.values), dtype=bool)
+    all_of_them = MomentBound(Simulator(problem), nothing).proof(30)
+    assert not all_of_them.may_rise
+    simulator = Simulator(problem)
+    bound = MomentBound(simulator, nothing)
+    quick = bound.proof(30, enough_ns=1)
+    assert quick.may_rise and 1 <= quick.least_time_ns <= all_of_them.least_time_ns and quick.starts
+    spent = simulator.work.spent_units
+    assert bound.proof(30, enough_ns=quick.least_time_ns) is quick and simulator.work.spent_units == spent
+    assert bound.proof(30, enough_ns=quick.least_time_ns + 1).least_time_ns == all_of_them.least_time_ns
+    assert simulator.work.spent_units > spent
+
+
 def test_branches_that_run_out_of_time_prove_less_and_nothing_wrong() -> None:
     proven = []
     for seed in range(20):

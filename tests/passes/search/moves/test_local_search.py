@@ -68,6 +68,25 @@ def test_moves_that_take_too_much_time_are_not_simulated(seed: int) -> None:
     assert searcher.simulations < all_of_them.simulations
 
 
+def test_moves_whose_saved_bytes_alone_exceed_the_budget_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried() -> tuple[list[float], int]:
+        scores, simulations = [], 0
+        for seed in SEEDS:
+            problem = seeded_problem(seed, LARGE)
+            searcher = search_of(problem)
+            mask = some_mask(problem, searcher, seed)
+            budget_bytes = int(0.9 * searcher.simulator.run(mask[:, None]).peak[0])
+            scores.append(score(searcher, searcher.run(mask, budget_bytes, rounds=3), budget_bytes))
+            simulations += searcher.simulations
+        return scores, simulations
+
+    scores, simulations = tried()
+    at_least = Simulator.at_least
+    monkeypatch.setattr(Simulator, "at_least", lambda self, saved: (at_least(self, saved)[0], np.int64(0)))
+    expected, all_of_them = tried()
+    assert scores == expected and simulations < all_of_them
+
+
 def test_ends_where_no_single_move_helps() -> None:
     problem = seeded_problem(7, LARGE)
     searcher = search_of(problem)
