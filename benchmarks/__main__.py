@@ -27,7 +27,7 @@ NAMES = (
 APART = frozenset(
     {
         "conv_gradients", "cuda_codegen", "digest", "emitted", "first_step", "floor", "forecast_facts", "gpu_peaks", "gpu_prices",
-        "inputs", "picture", "planning_time", "stacks", "workspaces",
+        "inputs", "picture", "planning_time", "search_share", "stacks", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which `python -m benchmarks` does not call."""

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -12,31 +13,37 @@ REST = "rest"
 
 
 @contextmanager
-def phases_timed(functions: Mapping[str, tuple[Any, str]]) -> Iterator[dict[str, float]]:
+def phases_timed(
+    functions: Mapping[str, tuple[Any, str]], raised: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[dict[str, float]]:
     """CPU seconds of each phase, and of the rest, of the code inside; complete at the end of the `with` block.
 
     Args:
         functions: For each phase, where its function is looked up, and under which name.
+        raised: The phases that calls count for which end with an error, by the phase of their function.
     """
     spent: dict[str, float] = defaultdict(float)
-    running, since = [REST], time.process_time()
+    running, since = [0.0], time.process_time()  # seconds of each call that runs
 
-    def turn_to() -> None:
-        """Charge what has passed to the phase that runs."""
+    def turn() -> None:
+        """Charge what has passed to the call that runs."""
         nonlocal since
         now = time.process_time()
-        spent[running[-1]] += now - since
+        running[-1] += now - since
         since = now
 
     def timed(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **keywords: Any) -> Any:
-            turn_to()
-            running.append(phase)
+            turn()
+            running.append(0.0)
+            ended = raised.get(phase, phase)
             try:
-                return function(*arguments, **keywords)
+                result = function(*arguments, **keywords)
+                ended = phase
+                return result
             finally:
-                turn_to()
-                running.pop()
+                turn()
+                spent[ended] += running.pop()
 
         return run
 
@@ -44,4 +51,5 @@ def phases_timed(functions: Mapping[str, tuple[Any, str]]) -> Iterator[dict[str,
         for phase, (place, name) in functions.items():
             stack.enter_context(mock.patch.object(place, name, timed(phase, getattr(place, name))))
         yield spent
-        turn_to()
+        turn()
+        spent[REST] += running.pop()

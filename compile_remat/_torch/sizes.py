@@ -176,7 +176,9 @@ def storage_nbytes(value: object) -> int:
     if value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
         return hint_int(value.numel()) * value.dtype.itemsize
     extent = 1
-    for size, stride in zip(hint_shape(value), hint_strides(value), strict=True):
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        if type(size) is not int or type(stride) is not int:  # asked of every node: plain numbers need no call
+            size, stride = hint_int(size), hint_int(stride)
         if size == 0:
             return 0
         extent += (size - 1) * stride

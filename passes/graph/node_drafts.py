@@ -125,6 +125,7 @@ class DraftGraph:
     steps: list[Draft] = field(default_factory=list)
     by_node: dict[fx.Node, Draft] = field(default_factory=dict)
     roots: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+    _rules_of: dict[fx.Node, InductorRules] = field(default_factory=dict, repr=False)
 
     @cached_property
     def run_again(self) -> frozenset[fx.Node]:
@@ -156,8 +157,11 @@ class DraftGraph:
 
     def rules_of(self, node: fx.Node) -> InductorRules:
         """Inductor's rules for the device of the node's value; the CPU's if the value is no tensor."""
-        value = node.meta.get("val")
-        return self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+        found = self._rules_of.get(node)
+        if found is None:
+            value = node.meta.get("val")
+            found = self._rules_of[node] = self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+        return found
 
 
 def indices_of(drafts: Iterable[Draft]) -> tuple[int, ...]:
@@ -167,7 +171,7 @@ def indices_of(drafts: Iterable[Draft]) -> tuple[int, ...]:
 
 def copied(graph: DraftGraph) -> DraftGraph:
     """A copy of a graph's drafts, as they were after reading; passes may change the copy."""
-    made = DraftGraph(graph.joint, graph.rules, roots=graph.roots)
+    made = DraftGraph(graph.joint, graph.rules, roots=graph.roots, _rules_of=graph._rules_of)
     for node, read in graph.by_node.items():
         draft = made.by_node[node] = Draft.__new__(Draft)
         vars(draft).update(vars(read))  # a fifth of the time of `copy.copy`
