@@ -23,8 +23,8 @@ class SearchOptions:
         moment_rounds, moments_a_round: Rounds in which moments are added, and most moments per round in each of both graphs.
         moment_gain: Another round follows if the last moments raised the bound by at least this fraction of the step.
         moment_excess: A moment is added where the rounded answer exceeds this factor times the budget.
-        moments_gap: One moment of each graph comes first, and others only if the plan's gap to their bound is beyond this fraction of
-            the step: two mostly prove as much as six, and the solver's time grows faster than the programme.  With 0.02, a plan
+        moments_gap: One moment of each graph comes first, and others only if the plan's gap to their bound is beyond this fraction
+            of the step: two mostly prove as much as six, and the solver's time grows faster than the programme.  With 0.02, a plan
             of a small recurrent net at 0.5 was 0.4 % slower (`python -m benchmarks.digest --part plans`).
         moment_distance: Least distance, in steps or places, between moments added together.
         branch_values: Problems with at most so many values to decide on are planned by a branch and bound over the programme with
