@@ -130,7 +130,7 @@ def row_of(model: str, setting: str, *, is_toy: bool) -> ShareRow:
         STEP: (runner, "run"),
     }
     with without_compiler(), phases_timed(phases, raised={KEPT: REFUSED}) as spent:
-        # What Inductor imports and prepares once is the call's, whoever lowers the first graph.
+        # Imports and preparations of Inductor's first graph are the call's, not an observation's.
         plain_peaks_bytes(*small)
         step(torch.compile(module, backend=runner.compile))
     observed_s = spent[PLAIN] + spent[READING] + spent[REFUSED]
