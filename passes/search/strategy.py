@@ -103,9 +103,9 @@ class Search:
         bound = max(0, least_ns - self.fastest_time_ns)
         is_close = otherwise_ns - bound <= self.close_gap * self.problem.step_time_ns
         if once and self.uses_moments and not anchors:
-            if (is_close or self.work.is_spent) and not self.moments.knows(budget_bytes):
-                return bound
-            return max(bound, self._proof(budget_bytes, otherwise_ns).least_time_ns - self.fastest_time_ns)
+            is_enough = is_close or self.work.is_spent
+            found = self.moments.known(budget_bytes) if is_enough else self._proof(budget_bytes, otherwise_ns)
+            return bound if found is None else max(bound, found.least_time_ns - self.fastest_time_ns)
         if is_close:
             return bound
         points = self.lp_points if once else self.lp_points_of_all

@@ -66,9 +66,9 @@ class MomentBound:
         """True if so few values are left to decide on that a branch and bound is affordable."""
         return int((self.simulator.is_saveable & ~self.pinned).sum()) <= self.options.branch_values
 
-    def knows(self, budget_bytes: int) -> bool:
-        """Returns whether the proof at this budget is computed already."""
-        return budget_bytes in self._proofs
+    def known(self, budget_bytes: int) -> Proof | None:
+        """The proof at this budget as far as it is computed already."""
+        return self._proofs.get(budget_bytes)
 
     def _quick(self, budget_bytes: int) -> Proof:
         """The bound from one moment of each graph, the one that exceeds the budget most."""
