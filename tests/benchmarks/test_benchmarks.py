@@ -343,7 +343,8 @@ def test_planning_time_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "0.5 over torch: median" in printed and "torch's own / torch" in printed
 
 
-def test_the_search_s_share_at_toy_size(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.full
+def test_the_search_s_share_at_toy_size() -> None:
     row = search_share.row_of("gpt", "0.5", is_toy=True)
     assert 0 < row.search_s < row.call_s and 0 < row.observed_s < row.call_s
     assert row.share > row.search_share and row.verdict
