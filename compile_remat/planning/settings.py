@@ -36,7 +36,7 @@ from compile_remat.errors import ConfigError, RematError, warn
 from compile_remat.inductor.inductor_options import mode_options
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import Link
-from compile_remat.passes.search.offload.choice import LEAST_BYTES
+from compile_remat.passes.search.offload.copies import LEAST_BYTES
 from compile_remat.planning import op_timing
 from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.ranks.agreement import Agreement, agreed_again

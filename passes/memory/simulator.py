@@ -125,6 +125,7 @@ class Simulator:
         self.time_ns = np.array([v.time_ns for v in values], dtype=np.int64)
         self.save_time_ns = np.array([v.save_time_ns for v in values], dtype=np.int64)
         self.position = np.array([v.position for v in values], dtype=np.int64)
+        self.is_in_forward = np.array([v.in_forward and not v.is_snapshot for v in values], dtype=bool)
         self.is_saveable = np.array([v.is_saveable for v in values], dtype=bool)
         self.readers = readers_of(values)
         self.schedules = RecomputeSchedule(values, steps, self.readers)

@@ -87,6 +87,11 @@ class CutSolver:
             self._known[price] = self._solved(price)
         return self._known[price]
 
+    @property
+    def known(self) -> list[Cut]:
+        """All cuts solved so far."""
+        return list(self._known.values())
+
     def _solved(self, price: float) -> Cut:
         n = len(self.nbytes)
         save = np.where(self.finite, self.save_time + price * self.nbytes, np.inf)

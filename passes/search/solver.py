@@ -157,13 +157,17 @@ class Planner:
 
     def saved_within(self, budget_bytes: int) -> Bools | None:
         """Mask of the values that the fastest plan found within the budget saves; None if only the lowest plans may fit."""
+        fastest = self.saved_at_once(budget_bytes)
+        if fastest is None:
+            return None
+        return self.search.settled(self.search.improved(fastest, budget_bytes), budget_bytes)
+
+    def saved_at_once(self, budget_bytes: int) -> Bools | None:
+        """As `saved_within`, by the first part of its search, which knows no bound."""
         is_in_reach = budget_bytes >= self.search.least_peak_bytes
         masks = self.search.candidates(budget_bytes) if is_in_reach else []
         feasible = [m for m in masks if self.search.peak(m) <= budget_bytes]
-        if not feasible:
-            return None
-        fastest = min(feasible, key=self.search.time)
-        return self.search.settled(self.search.improved(fastest, budget_bytes), budget_bytes)
+        return min(feasible, key=self.search.time, default=None)
 
     def _near_known(self, found: Plan, budget_bytes: int) -> Plan:
         """The fastest fitting plan of a local search from the observed plans, if faster than `found` or if that is OVER_BUDGET."""

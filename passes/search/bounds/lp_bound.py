@@ -17,7 +17,7 @@ import numpy as np
 
 from compile_remat.passes.memory.recompute_schedule import NEVER
 from compile_remat.passes.memory.simulator import Bools, Ints, Simulator
-from compile_remat.passes.search.bounds.programme import Programme, Solution
+from compile_remat.passes.search.bounds.programme import Away, Programme, Solution
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
 
@@ -41,12 +41,20 @@ class LpBound:
 
     Args:
         once: True for a bound of the plans that compute no value twice in the backward; False for a bound of all plans.
+        away: Bytes that may be on the host, see `Programme`.
     """
 
-    def __init__(self, simulator: Simulator, options: SearchOptions = DEFAULT, *, once: bool = True) -> None:
+    def __init__(
+        self,
+        simulator: Simulator,
+        options: SearchOptions = DEFAULT,
+        *,
+        once: bool = True,
+        away: Sequence[Away] = (),
+    ) -> None:
         in_backward = _in_backward(simulator, options, once=once)
         self.points = [at_the_begin(simulator), *_in_forward(simulator, options), *in_backward]
-        self.programme = _with_points(simulator, self.points)
+        self.programme = _with_points(simulator, self.points, away)
         self._solutions: dict[int, Solution] = {}
 
     def least_time_ns(self, budget_bytes: int, anchors: Sequence[int] = ()) -> int:
@@ -66,9 +74,9 @@ class LpBound:
         return self._solutions[budget_bytes]
 
 
-def _with_points(simulator: Simulator, points: Sequence[BudgetPoint]) -> Programme:
+def _with_points(simulator: Simulator, points: Sequence[BudgetPoint], away: Sequence[Away]) -> Programme:
     """The programme in which a saved value counts at each point that holds it, or where its reader is recomputed later."""
-    programme = Programme(simulator)
+    programme = Programme(simulator, away)
     n, nbytes = programme.num_values, simulator.saved_nbytes.tolist()
     pairs = dict.fromkeys((k, v) for k, point in enumerate(points) for v, _ in point.late)
     first = programme.variables(len(pairs))

@@ -20,7 +20,7 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools, Floats, Ints, Simulator
 from compile_remat.passes.search.bounds.lp_bound import at_the_begin
 from compile_remat.passes.search.bounds.moments import Moments
-from compile_remat.passes.search.bounds.programme import Programme
+from compile_remat.passes.search.bounds.programme import Away, Programme
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
 
@@ -41,10 +41,16 @@ class Proof:
 
 
 class MomentBound:
-    """Bounds of one problem."""
+    """Bounds of one problem.
 
-    def __init__(self, simulator: Simulator, pinned: Bools, options: SearchOptions = DEFAULT) -> None:
-        self.simulator, self.pinned, self.options = simulator, pinned, options
+    Args:
+        away: Bytes that may be on the host, see `Programme`.
+    """
+
+    def __init__(
+        self, simulator: Simulator, pinned: Bools, options: SearchOptions = DEFAULT, away: Sequence[Away] = ()
+    ) -> None:
+        self.simulator, self.pinned, self.options, self.away = simulator, pinned, options, away
         self._begins: dict[int, tuple[int, Bools | None]] = {}
         self._proofs: dict[int, Proof] = {}
 
@@ -143,7 +149,7 @@ class MomentBound:
             self._moments.forward(programme, place)
 
     def _programme(self) -> Programme:
-        programme, begin = Programme(self.simulator), at_the_begin(self.simulator)
+        programme, begin = Programme(self.simulator, self.away), at_the_begin(self.simulator)
         nbytes = self.simulator.saved_nbytes
         entries = [entry for v in np.flatnonzero(nbytes).tolist() for entry in programme.saved(v, int(nbytes[v]))]
         programme.point(entries, begin.fixed_bytes)

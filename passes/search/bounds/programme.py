@@ -21,6 +21,18 @@ Entry = tuple[int, float]
 
 
 @dataclass(frozen=True)
+class Away:
+    """Bytes that may be absent from the device's memory at all points at once.
+
+    Attributes:
+        cost_ns: The least time that it takes if all of them are; a part of the bytes costs its part of the time.
+    """
+
+    nbytes: int
+    cost_ns: int
+
+
+@dataclass(frozen=True)
 class Solution:
     """The solver's solution at one budget.
 
@@ -38,9 +50,12 @@ class Programme:
 
     Variables lie in [0, 1]: first, for each value, `available` in the backward, then `recomputed` there; their difference is 1 if
     the value is saved.  The method `variables` adds others.
+
+    Args:
+        away: Bytes that may be on the host, so that they do not count at a point; none of them by default.
     """
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Simulator, away: Sequence[Away] = ()) -> None:
         values = simulator.problem.values
         self.num_values = n = len(values)
         self._lengths: list[int] = []
@@ -55,6 +70,9 @@ class Programme:
         self._box[:, 1] = 1.0
         self._box[sorted({v for s in simulator.problem.steps for v in s.reads}), 0] = 1.0
         self._box[[n + v for v in range(n) if values[v].pin == SAVE and values[v].is_saveable], 1] = 0.0
+        first = self.variables(len(away))
+        self._cost = np.append(self._cost, [each.cost_ns for each in away])
+        self._away: list[Entry] = [(first + k, -each.nbytes) for k, each in enumerate(away)]
         for w in range(n):
             for v in values[w].reads:
                 self.at_most([(n + w, 1), (v, -1)])
@@ -93,7 +111,7 @@ class Programme:
 
     def point(self, entries: Sequence[Entry], fixed_bytes: int) -> None:
         """Adds a point of the step: the entries plus `fixed_bytes` stay within the budget."""
-        self._add(entries, -float(fixed_bytes), is_point=True)
+        self._add([*entries, *self._away], -float(fixed_bytes), is_point=True)
 
     def _add(self, entries: Sequence[Entry], right: float, *, is_point: bool) -> None:
         columns, weights = zip(*entries, strict=True) if entries else ((), ())

@@ -80,7 +80,7 @@ def _leave(
     end, first, ones = len(live) - 1, 0, np.ones(len(moved), dtype=np.int64)
     begun_ns = starts[made + 1]  # copies are in the queue from these times on
     while True:
-        ends_ns = _served(begun_ns, out_ns)
+        ends_ns = served(begun_ns, out_ns)
         places = np.minimum(np.maximum(last_read + 1, np.searchsorted(starts, ends_ns)), end)
         left = live - _up_to(places, nbytes, len(live))
         pending = _up_to(last_read + 1, ones, len(live)) > _up_to(places, ones, len(live))
@@ -105,7 +105,7 @@ def _return(
     order = np.argsort(first_read, kind="stable")
     first_read, nbytes, back_ns = first_read[order], nbytes[order], back_ns[order]
     live = curve.backward_live - (nbytes.sum() - _up_to(first_read, nbytes, len(curve.backward_live)))
-    ended_ns = _served(-starts[first_read[::-1]], back_ns[::-1])[::-1]  # the latest starts, on a clock that runs back
+    ended_ns = served(-starts[first_read[::-1]], back_ns[::-1])[::-1]  # the latest starts, on a clock that runs back
     wanted = np.searchsorted(starts, -ended_ns, side="right") - 1
     slots, free_ns, stall_ns, before = [0] * len(moved), 0, 0, 0
     for k, last, size, time_ns, first in zip(
@@ -125,7 +125,7 @@ def _columns(rows: Iterable[tuple[int, ...]]) -> Ints:
     return np.array(list(rows), dtype=np.int64).T
 
 
-def _served(begun_ns: Ints, times_ns: Ints) -> Ints:
+def served(begun_ns: Ints, times_ns: Ints) -> Ints:
     """Ends of copies that one engine serves in order: each starts when it is in the queue and the one before has ended."""
     total_ns = np.cumsum(times_ns)
     return np.asarray(total_ns + np.maximum.accumulate(begun_ns - (total_ns - times_ns)))
