@@ -16,15 +16,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from compile_remat.passes.memory.buffers import Bools
+from compile_remat.passes.memory.step_curve import StepCurve
 from compile_remat.passes.problem.plan import Offloaded, Plan, Status
+from compile_remat.passes.search.offload.absent import without_moved
 from compile_remat.passes.search.offload.around import Around, Found
 from compile_remat.passes.search.offload.bound import MovingBound
 from compile_remat.passes.search.offload.copies import first_of, large_enough
 from compile_remat.passes.search.offload.link import Link
-from compile_remat.passes.search.offload.transfers import transfers_of
+from compile_remat.passes.search.offload.transfers import Transfers, transfers_of
 
 if TYPE_CHECKING:
     from compile_remat.passes.search.solver import Planner
+
+LOW_STARTS = 8
+"""Parts into which the plans between the lowest and the fastest are split, as starts for budgets below what recomputation reaches."""
 
 UNSURE_STEP, UNSURE_GAIN = 0.01, 0.25
 """A plan with copies is taken only if it is faster by more than these parts of the step and of the gain: rates are measured."""
@@ -115,15 +120,25 @@ class Offload:
 
     @cached_property
     def _low_starts(self) -> list[Bools]:
-        """Plans from the fastest to one of the lowest peak, whose copies may lower the peak further."""
-        search = self.planner.search
-        return [*search.levels, self.planner.minimum_peak.first]
+        """Plans from the fastest to the lowest, and one of low peak around all buffers of the fastest while these are away."""
+        planner, fastest = self.planner, self.planner.search.levels[0]
+        curve, made = self._all_away(fastest)
+        around = planner.on(without_moved(planner.problem, curve, made))
+        first_bytes, last_bytes = planner.lowest_kept().peak_bytes, planner.fastest().peak_bytes
+        budgets = [first_bytes + (last_bytes - first_bytes) * k // LOW_STARTS for k in range(1, LOW_STARTS)]
+        with planner.work.search():
+            between = [planner.saved_at_once(budget_bytes) for budget_bytes in budgets]
+            starts = [fastest, around.minimum_peak.first, planner.minimum_peak.first, *between]
+        return [saved for saved in starts if saved is not None]
 
     def _lowest_bytes(self, saved: Bools) -> int:
         """The peak of a plan if each buffer leaves as soon as possible and comes back as late as possible."""
+        return self._all_away(saved)[1].peak_bytes
+
+    def _all_away(self, saved: Bools) -> tuple[StepCurve, Transfers]:
         curve = self.planner.curve(saved)
         moved = first_of(large_enough(curve), self.link.host_bytes, self.link.held_bytes)
-        return transfers_of(curve, moved, self.link, 0).peak_bytes
+        return curve, transfers_of(curve, moved, self.link, 0)
 
     def described(self, found: Found, budget_bytes: int | None, limit_bytes: int) -> Plan:
         """The plan, with its lower bound among the plans whose peak is at most `limit_bytes`."""
