@@ -83,7 +83,8 @@ class Around:
     def plans(self, saved: Bools) -> Iterator[tuple[Bools, frozenset[int]]]:
         """Masks of plans with the values that are away, each around the buffers that the plan before takes away.
 
-        Where a plan takes away a set that was tried, the value that is the cheapest to recompute stays from then on.
+        Where a plan takes away a set that was tried, the value that is the cheapest to recompute stays from then on; where no plan
+        around a set is found, its last value does.
         """
         seen, stays = set[frozenset[int]](), set[int]()
         while len(seen) < MOST_SETS and not self.planner.work.is_spent:
@@ -95,9 +96,12 @@ class Around:
                 away = taken_away(curve, self.link, stays)
                 key = frozenset(each.value for each in away)
             found = self.planner.on(self._without(curve, away)).saved_at_once(self.budget_bytes) if away else None
-            if found is None or key in seen:
+            if not away or key in seen:
                 return
             seen.add(key)
+            if found is None:
+                stays.add(away[-1].value)
+                continue
             yield found, key
             saved = found
 
