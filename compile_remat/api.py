@@ -57,12 +57,10 @@ from compile_remat.inductor.entry import NO_CACHES
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.passes import (
     Plan as Plan,
-    Planner,
     PlanOption as PlanOption,
     Offloaded as Offloaded,
     SlicedProduct as SlicedProduct,
     Status as Status,
-    frontier,
 )
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned
@@ -306,7 +304,8 @@ def _named_inputs(settings: dict[str, Any]) -> tuple[dict[str, torch.Tensor], di
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:
     """Returns plans from the fastest to the one of lowest peak, each faster than all plans that need less memory.
 
-    One search finds all these plans.  `plan` searches for one budget alone, and its plan may be a little faster.
+    One search finds all these plans.  `plan` searches for one budget alone, and its plan may be a little faster.  With
+    ``offload="auto"`` each plan may move tensors to the host (`Plan.offloaded`, `Plan.stall_time_ns`).
 
     Args:
         points: Number of budgets, evenly spaced between the lowest peak and the fastest plan's.
@@ -325,12 +324,11 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
         15.8 MiB, +38% time
     """
     warn_of_settings_left_aside("pareto", settings)
-    work_seconds = RematConfig.resolve(_named_inputs(settings)[1], modes=inductor_options.mode_names()).time_limit
     whole = {"memory_budget": "max", "slices": "off", "plan_dir": "none"}
     planned = _first(look(model, inputs, for_budgets=True, **{**settings, **whole}))
-    plans = frontier(Planner(planned.problem, work_seconds), points)
     chosen = planned.plan
-    return [replace(found, pictures=chosen.pictures, plain_time_ns=chosen.plain_time_ns) for found in plans]
+    assert chosen.pictures is not None
+    return [replace(found, plain_time_ns=chosen.plain_time_ns) for found in chosen.pictures.plans(points)]
 
 
 def _config(settings: dict[str, Any]) -> RematConfig:

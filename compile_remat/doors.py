@@ -22,8 +22,7 @@ LEFT_ASIDE = {
     | dict.fromkeys(
         ("memory_budget", "capacity", "reserve", "optimizer_state", "plan_dir"), "it shows plans for every budget"
     )
-    | {"slices": "its plans are of the whole graph", "compiler": "its plans are not lowered"}
-    | dict.fromkeys(OFFLOAD, "its plans keep all saved tensors on the device"),
+    | {"slices": "its plans are of the whole graph", "compiler": "its plans are not lowered"},
     "plan by name": WITHOUT_DEVICE,
     "largest_batch": WITHOUT_DEVICE
     | {"memory_budget": "it takes all that the device has left", "slices": "it plans whole graphs"}

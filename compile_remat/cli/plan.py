@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from compile_remat.forecast.forecasting import Forecast
     from compile_remat.forecast.second_process import Worker
     from compile_remat.forecast.target_step import Target
+    from compile_remat.passes import Plan
 
 _FILES = ("html", "chrome_trace", "memory_snapshot", "png", "svg")
 
@@ -203,11 +204,12 @@ def run_pareto(arguments: argparse.Namespace) -> int:
             found = forecast(builder, target, with_max_batch=False, with_plain=True, advance=advance)
         seen = forecast_frontier(builder, target, arguments.points, advance)
     plans = [replace(point.plan, peak_bytes=point.peak_bytes) for point in seen.points]
+    without = () if target.link is None else seen.kept
     if found is not None:
-        figures = replace(found.figures(), frontier=marked(plans, found.plan))
+        figures = replace(found.figures(), frontier=marked(plans, found.plan, without))
         _written(arguments.html, partial(write_page, figures))
     for path in filter(None, (arguments.png, arguments.svg)):
-        drawn = frontier_plot(marked(plans, None), plans[0].base, f"{arguments.model} on {arguments.device}")
+        drawn = frontier_plot(marked(plans, None, without), plans[0].base, f"{arguments.model} on {arguments.device}")
         _written(path, partial(drawn.savefig, format="svg" if path == arguments.svg else "png", dpi=200))
     if arguments.json:
         print(
@@ -216,14 +218,34 @@ def run_pareto(arguments: argparse.Namespace) -> int:
             )
         )
         return 0
-    rows = [
-        (format_bytes(p.peak_bytes), format_time(p.time_ns), f"{p.extra_share:+.2%}", f"{p.bound_share:+.2%}")
-        for p in plans
-    ]
-    print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
+    titles, rows = _frontier_rows(plans)
+    print_table(f"{arguments.model} on {arguments.device}", titles, rows)
     print(extra_time_text(plans[0]))
     print(f"region peaks: {seen.facts_text}")
     return 0
+
+
+def _frontier_rows(plans: Sequence[Plan]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the titles and cells of a frontier; with columns about copies if any plan moves tensors to the host."""
+    moves = any(plan.offloaded for plan in plans)
+    titles = (
+        "region peak",
+        "step",
+        "extra time",
+        "lower bound",
+        *("on the host", "copies prolong the step by") * moves,
+    )
+    rows = [
+        (
+            format_bytes(p.peak_bytes),
+            format_time(p.time_ns),
+            f"{p.extra_share:+.2%}",
+            f"{p.bound_share:+.2%}",
+            *(format_bytes(p.offloaded_bytes), format_time(p.stall_time_ns)) * moves,
+        )
+        for p in plans
+    ]
+    return titles, rows
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from compile_remat.forecast.lowering.observing import (
     with_attention_of,
 )
 from compile_remat.forecast.target_step import Target, ready_on
-from compile_remat.passes import Plan, Planner, frontier, plain_time_ns
+from compile_remat.passes import Curves, Plan, Planner, curves, plain_time_ns
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ class FrontierForecast:
 
     Attributes:
         why: Reason why the plans are estimates; empty if each was lowered and read.
+        kept: The plans that move nothing to the host, as estimates.
     """
 
     points: tuple[FrontierPoint, ...]
     why: str = ""
+    kept: tuple[Plan, ...] = ()
 
     @property
     def facts(self) -> str:
@@ -84,8 +86,7 @@ def forecast_frontier(
             found = _observed(builder, target, lowering, lowest, points, advance)
         else:
             advance("searching for the frontier")
-            plans = frontier(ready.planner, points)
-            found = FrontierForecast(tuple(map(FrontierPoint, plans)), str(lowest))
+            found = _estimated(curves(ready.planner, points), str(lowest))
     plain_ns = plain_time_ns(ready.with_torch)
     timed = (replace(point, plan=replace(point.plan, plain_time_ns=plain_ns)) for point in found.points)
     return replace(found, points=tuple(timed))
@@ -96,17 +97,22 @@ def _observed(
 ) -> FrontierForecast:
     """Returns the frontier of the problem that has the facts of the lowest plan, with each of its plans lowered."""
     advance("searching for the frontier")
-    plans = frontier(Planner(lowest.problem, target.time_limit), points)
+    found = curves(Planner(lowest.problem, target.time_limit, link=target.link), points)
+    plans = found.best
     seen = [_point(lowest)]
     for k, plan in enumerate(reversed(plans[:-1])):
         advance(f"lowering plan {k + 2} of {len(plans)}")
         lowering.begin(Asked(builder, target, MemoryBudget("bytes", plan.peak_bytes)))
         outcome: Outcome = lowering.result()
         if isinstance(outcome, NotObserved):
-            return FrontierForecast(tuple(map(FrontierPoint, plans)), str(outcome))
+            return _estimated(found, str(outcome))
         if not isinstance(outcome, BudgetError):  # after an error no lowered plan keeps these bytes: no point
             seen.append(_point(outcome))
-    return FrontierForecast(tuple(_best(seen)))
+    return FrontierForecast(tuple(_best(seen)), kept=tuple(found.kept))
+
+
+def _estimated(found: Curves, why: str) -> FrontierForecast:
+    return FrontierForecast(tuple(map(FrontierPoint, found.best)), why, tuple(found.kept))
 
 
 def _point(observed: Observed) -> FrontierPoint:

@@ -130,11 +130,16 @@ class BaseStep:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One plan of the frontier; `time_ns` is the estimated time of its step."""
+    """One plan of the frontier; `time_ns` is the estimated time of its step.
+
+    Attributes:
+        moves_nothing: True for a point of a second curve, of plans that move nothing to the host where others may.
+    """
 
     peak_bytes: int
     time_ns: int
     is_chosen: bool = False
+    moves_nothing: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,10 @@ class PictureSource(Protocol):
         """Returns a row for each module, in the order in which the model runs them."""
 
     def frontier(self, plan: Any, points: int) -> tuple[FrontierPoint, ...]:
-        """Returns points from the fastest plan to the one of lowest peak, this plan among them; the search takes some seconds."""
+        """Returns points from the fastest plan to the one of lowest peak, this plan among them; the search takes some seconds.
+
+        If plans may move tensors to the host, the points of those that move nothing follow, see `FrontierPoint`.
+        """
 
     def plans(self, points: int) -> Sequence[Any]:
         """Returns the plans of the frontier."""

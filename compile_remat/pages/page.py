@@ -168,7 +168,9 @@ def _frontier_data(figures: PageFigures) -> dict[str, Any]:
         "points": [
             {**placed(p.peak_bytes, p.time_ns), "is_chosen": p.is_chosen, "option": budget_option(p.peak_bytes)}
             for p in points
+            if not p.moves_nothing
         ],
+        "without": [placed(p.peak_bytes, p.time_ns) for p in points if p.moves_nothing],
         "plain": placed(plain_bytes or 0, base.time_ns) if is_known else None,
         "across": [(nbytes / across["top_bytes"], text) for nbytes, text in across["ticks"]],
         "up": [(1 - (percent - up["bottom"]) / up["height"], text) for percent, text in up["ticks"]],

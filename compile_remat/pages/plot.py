@@ -41,8 +41,13 @@ def frontier_plot(points: Sequence[FrontierPoint], base: BaseStep, title: str = 
     """Returns the extra time of a step against the region peak as a ``matplotlib.figure.Figure``."""
     figure, axes = _figure()
     scale, unit = _unit(max(p.peak_bytes for p in points))
-    ordered = sorted(points, key=lambda p: p.peak_bytes)
+    ordered = sorted((p for p in points if not p.moves_nothing), key=lambda p: p.peak_bytes)
     peaks, percents = [p.peak_bytes / scale for p in ordered], [100 * base.share_of(p.time_ns) for p in ordered]
+    without = sorted((p.peak_bytes / scale, 100 * base.share_of(p.time_ns)) for p in points if p.moves_nothing)
+    if without:
+        style: dict[str, Any] = {"color": "black", "linewidth": 1, "linestyle": "--", "alpha": 0.6}
+        axes.plot(*zip(*without, strict=True), label="nothing on the host", **style)
+        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     axes.plot(peaks, percents, color="black", linewidth=1, marker="o", markersize=4, clip_on=False, zorder=3)
     for p, *place in zip(ordered, peaks, percents, strict=True):
         if p.is_chosen:

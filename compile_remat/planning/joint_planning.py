@@ -107,7 +107,7 @@ def plan_joint(
         problem_key=problem.key(),
         plain_time_ns=plain_time_ns(prepared.with_torch),
         pictures=PlanPictures(
-            problem, prepared.plain_problem, observed=context.assumed.plain, work_seconds=settings.time_limit
+            problem, prepared.plain_problem, observed=context.assumed.plain, work_seconds=settings.time_limit, link=link
         ),
     )
     late = prepared.late and LATE + prepared.late

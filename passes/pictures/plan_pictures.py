@@ -22,7 +22,8 @@ from compile_remat.passes.problem.facts import Levels, PlainFacts, RegionFacts
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
-from compile_remat.passes.search.pareto import frontier
+from compile_remat.passes.search.offload.link import Link
+from compile_remat.passes.search.pareto import curves
 from compile_remat.passes.search.solver import Planner
 
 
@@ -35,6 +36,7 @@ class PlanPictures:
         observed: Observed memory of plain torch.compile; None if not observed: a plan that saves the same values is simulated.
         work_seconds: The limit of each search for the frontier, as for `Planner`.
         facts: Facts observed of the plan's own graphs; None if they were not lowered in this process.  Not part of `to_text`.
+        link: The way to host memory, if plans may move tensors there.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class PlanPictures:
         observed: PlainFacts | None = None,
         work_seconds: float | None = None,
         facts: RegionFacts | None = None,
+        link: Link | None = None,
     ) -> None:
         self.problem, self.plain, self.observed = problem, plain, observed
-        self.work_seconds, self.facts = work_seconds, facts
+        self.work_seconds, self.facts, self.link = work_seconds, facts, link
 
     def __deepcopy__(self, memo: dict[int, object]) -> PlanPictures:
         """Returns itself, so that converting a plan to a dictionary does not copy a whole problem."""
@@ -57,7 +60,8 @@ class PlanPictures:
         """Returns the arguments before `facts` as compressed text, which `StoredPictures` reads."""
         plain = None if self.plain is None else self.plain.to_json()
         observed = None if self.observed is None else asdict(self.observed)
-        data = [self.problem.to_json(), plain, observed, self.work_seconds]
+        link = None if self.link is None else asdict(self.link)
+        data = [self.problem.to_json(), plain, observed, self.work_seconds, link]
         return base64.b64encode(zlib.compress(json.dumps(data).encode(), level=3)).decode()
 
     def step(self, plan: Plan) -> StepFigures:
@@ -67,7 +71,12 @@ class PlanPictures:
     def with_facts(self, facts: RegionFacts) -> PlanPictures:
         """Returns a copy with the facts observed of the plan's graphs."""
         return PlanPictures(
-            self.problem, self.plain, observed=self.observed, work_seconds=self.work_seconds, facts=facts
+            self.problem,
+            self.plain,
+            observed=self.observed,
+            work_seconds=self.work_seconds,
+            facts=facts,
+            link=self.link,
         )
 
     def nodes(self, plan: Plan) -> NodeTable:
@@ -84,12 +93,20 @@ class PlanPictures:
         return rows_of_modules(self._candidate(plan))
 
     def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:
-        """Points of the plans from the fastest to the lowest peak, and of `plan`, from a search at `points` budgets."""
-        return marked(self.plans(points), plan)
+        """Points of the plans from the fastest to the lowest peak, and of `plan`, from a search at `points` budgets.
+
+        If plans may move tensors to the host, the points of the plans that move nothing follow.
+        """
+        found = curves(self._planner, points)
+        return marked(found.best, plan, found.kept if self.link is not None else ())
 
     def plans(self, points: int) -> list[Plan]:
         """The plans from the fastest to the lowest peak, from a search at `points` budgets."""
-        return [replace(p, pictures=self) for p in frontier(Planner(self.problem, self.work_seconds), points)]
+        return [replace(p, pictures=self) for p in curves(self._planner, points).best]
+
+    @property
+    def _planner(self) -> Planner:
+        return Planner(self.problem, self.work_seconds, link=self.link)
 
     def _candidate(self, plan: Plan) -> Candidate:
         """Simulates the plan on the problem without tags, because the plan may have set tags aside."""
@@ -126,12 +143,13 @@ class StoredPictures:
     @cached_property
     def _read(self) -> PlanPictures:
         try:
-            problem, plain, observed, work_seconds = json.loads(zlib.decompress(base64.b64decode(self.text)))
+            problem, plain, observed, work_seconds, link = json.loads(zlib.decompress(base64.b64decode(self.text)))
             return PlanPictures(
                 Problem.from_json(problem),
                 None if plain is None else Problem.from_json(plain),
                 observed=None if observed is None else json_values.read_as(PlainFacts, observed),
                 work_seconds=work_seconds,
+                link=None if link is None else Link(**link),
             )
         except (zlib.error, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"the graph of this plan cannot be read ({error})") from None
@@ -153,12 +171,16 @@ class StoredPictures:
         return self._read.plans(points)
 
 
-def marked(plans: Sequence[Plan], chosen: Plan | None) -> tuple[FrontierPoint, ...]:
-    """Points of the plans that no other plan beats in time and peak, and of the chosen plan, which is always kept."""
+def marked(plans: Sequence[Plan], chosen: Plan | None, without: Sequence[Plan] = ()) -> tuple[FrontierPoint, ...]:
+    """Points of the plans that no other plan beats in time and peak, and of the chosen plan, which is always kept.
+
+    Args:
+        without: Plans of a second curve, which move nothing to the host.
+    """
     points = [FrontierPoint(p.peak_bytes, p.time_ns) for p in plans]
     points += [FrontierPoint(chosen.peak_bytes, chosen.time_ns, is_chosen=True)] if chosen is not None else []
     kept: list[FrontierPoint] = []
     for point in sorted(points, key=lambda p: (p.time_ns, p.peak_bytes, not p.is_chosen)):
         if point.is_chosen or not kept or point.peak_bytes < min(p.peak_bytes for p in kept):
             kept.append(point)
-    return tuple(kept)
+    return (*kept, *(FrontierPoint(p.peak_bytes, p.time_ns, moves_nothing=True) for p in without))

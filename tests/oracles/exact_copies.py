@@ -1,8 +1,8 @@
 """The fastest of all plans of a chain with all sets of copies, on the clock of the planner, by branch and bound.
 
-A chain is the problem of POFO (Beaumont, Eyraud-Dubois and Shilova, NeurIPS 2021): each layer is kept, recomputed, or sent to the host.
-Its clock is another one (a layer may be recomputed several times there, and copies may be cut), so its optimum is no optimum here: this
-one tries all choices, and leaves out only those that are proven to be slower, or to exceed the budget.
+A chain whose layers are kept, recomputed, or sent to the host is the problem of POFO (Beaumont, Eyraud-Dubois and Shilova,
+"Efficient combination of rematerialization and offloading for training DNNs", NeurIPS 2021).  Here all choices are tried on the
+planner's own clock, in which kernels wait for whole copies, but for those that are proven to be slower, or to exceed the budget.
 """
 
 from __future__ import annotations

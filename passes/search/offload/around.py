@@ -1,8 +1,8 @@
 """Plans around sets of buffers that are away, and the moves from one such set to the next.
 
-A set of buffers that leaves is one half of a plan with copies; the other half, what the rest keeps and recomputes, is the plan of the
-problem in which these buffers take no memory while they are away (`absent`).  So each half follows from the other: the buffers that a
-plan's own copies take away during its forward, and the plan around them.
+A set of buffers that leaves is one half of a plan with copies.  The other half, what the rest keeps and recomputes, is the plan of
+the problem in which these buffers take no memory while they are away (`absent`).  So each half follows from the other: the buffers
+that a plan's own copies take away during its forward, and the plan around them.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Around:
     # -- moves --------------------------------------------------------------------------------------------------------
 
     def _neighbours(self, found: Found) -> Iterator[frozenset[int]]:
-        """Sets of values: the last one stays, the next one leaves, or others leave in place of those that are cheap to recompute."""
+        """Sets of values: the last one stays, the next one leaves, or others leave in place of those cheap to recompute."""
         moved = [each.value for each in found.made.moved]
         away, nbytes = frozenset(moved), self.planner.simulator.nbytes
         kept = [each.value for each in large_enough(found.curve) if each.value not in away]

@@ -17,7 +17,6 @@ from compile_remat.passes.search.min_cut import Cut, lower_bound_ns
 from compile_remat.passes.search.offload.link import Link
 from compile_remat.passes.search.strategy import Search
 
-
 NEVER_NS = 1 << 62
 """The least time of a budget that no plan keeps."""
 
@@ -45,7 +44,7 @@ class MovingBound:
         return min(most_ns, bound_ns)
 
     def by_cuts_ns(self, budget_bytes: int) -> int:
-        """The bound that cuts alone prove, of plans that compute values any number of times; infinite if no plan saves so little."""
+        """The bound of cuts alone, of plans that compute values any number of times; `NEVER_NS` if no plan saves so little."""
         saved_bytes = budget_bytes - at_the_begin(self.search.simulator).fixed_bytes
         least_ns = self._by_cuts(saved_bytes)
         return NEVER_NS if least_ns is None else max(0, least_ns - self.search.fastest_time_ns)

@@ -3,9 +3,9 @@
 A plan for a larger budget recomputes less, and the link takes away the bytes by which it exceeds the budget.  So the first plan is
 made for the budget and all bytes that the link can take away during the forward.  Which of them its own copies take away is less:
 the first tensor has to be complete before the link starts, and the last copies would end behind the forward.  So the next plan is
-made around the buffers that the first one takes away, as if these took no memory while they are away, and so on (`around`).  Of each
-plan the fewest buffers are moved that keep the budget.  Moves of single buffers improve the fastest of these plans, with the time that
-kernels wait, and the result is compared with the plan that moves nothing.
+made around the buffers that the first one takes away, as if these took no memory while they are away, and so on (`around`).  Of
+each plan the fewest buffers are moved that keep the budget.  Moves of single buffers improve the fastest of these plans, with the
+time that kernels wait, and the result is compared with the plan that moves nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from compile_remat.passes.search.solver import Planner
 
 LOW_STARTS = 8
-"""Parts into which the plans between the lowest and the fastest are split, as starts for budgets below what recomputation reaches."""
+"""Parts between the lowest plan and the fastest, whose plans are starts for budgets below what recomputation reaches."""
 
 UNSURE_STEP, UNSURE_GAIN = 0.01, 0.25
 """A plan with copies is taken only if it is faster by more than these parts of the step and of the gain: rates are measured."""
@@ -169,4 +169,3 @@ class Offload:
 def _named(places: tuple[str, ...], place: int) -> str:
     """The first node that the forward computes at a place or behind it; empty at its end."""
     return next((name for name in places[place:] if name), "")
-

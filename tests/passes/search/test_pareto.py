@@ -7,10 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compile_remat.passes import Plan, Planner, Problem, frontier, timeline
+from compile_remat.passes import Link, Plan, Planner, Problem, curves, frontier, timeline
 from compile_remat.passes.problem.work_budget import WORK
 from tests.oracles.exact_plans import all_plans
 from tests.oracles.random_problems import Shape, chain, seeded_problem
+from tests.oracles.scaled import BYTES, TIMES, scaled
 
 SMALL = Shape(max_values=9, max_late=2, max_steps=8)
 LARGE = Shape(max_values=60, max_late=6, max_steps=50)
@@ -90,3 +91,23 @@ def test_limited_work_still_gives_plans() -> None:
     assert planner.ends == {WORK}
     assert plans[0].extra_time_ns == Planner(problem).fastest().extra_time_ns
     assert all(timeline(problem, plan).peak_bytes == plan.peak_bytes for plan in plans)
+
+
+def test_copies_make_plans_faster_and_lower_than_those_that_keep_all() -> None:
+    problem = scaled(chain(24))
+    bytes_per_s = int(0.5 * 24 * BYTES * 10**9 / (24 * TIMES))
+    found = curves(Planner(problem, link=Link(bytes_per_s, bytes_per_s, 1 << 50)), 6)
+    assert [p.offloaded for p in found.kept] == [()] * len(found.kept)
+    assert found.kept == frontier(Planner(problem), 6)
+    for faster, lower in pairwise(found.best):
+        assert lower.peak_bytes < faster.peak_bytes and lower.extra_time_ns >= faster.extra_time_ns
+    moving = [plan for plan in found.best if plan.offloaded]
+    assert found.best[-1] in moving and found.best[-1].peak_bytes < found.kept[-1].peak_bytes
+    for plan in found.kept[1:]:
+        assert fastest_within(found.best, plan.peak_bytes) <= plan.extra_time_ns
+    assert any(p.stall_time_ns and fastest_within(found.kept, p.peak_bytes) > p.extra_time_ns for p in moving[:-1])
+
+
+def test_without_a_link_both_curves_are_the_same() -> None:
+    found = curves(Planner(scaled(chain(12))), 4)
+    assert found.best == found.kept
