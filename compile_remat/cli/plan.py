@@ -116,6 +116,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `pareto`."""
     add_arguments(parser)
+    _add_offload(parser)
     parser.add_argument("--points", type=int, default=10, help="how many budgets (default 10)")
     parser.add_argument("--png", metavar="FILE", help="draw the frontier (needs the extra plot)")
     parser.add_argument("--svg", metavar="FILE", help="the same as SVG")

@@ -153,6 +153,20 @@ def test_pareto_prints_a_frontier(capsys: pytest.CaptureFixture[str]) -> None:
     assert "region peak" in capsys.readouterr().out
 
 
+def test_pareto_prints_what_waits_on_the_host_and_draws_both_curves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    given = ["pareto", *MODEL, "--batch", "256", "--points", "3", "--offload", "auto"]
+    assert cli.main([*given, "--html", str(page), "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert plans[-1]["offloaded"] and plans[-1]["offloaded_bytes"] and plans[-1]["stall_time_ns"]
+    assert 'id="without"' in page.read_text() and "move nothing to host memory" in page.read_text()
+    assert cli.main(given) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("on the host" in line and "copies prolong the step by" in line for line in lines)
+
+
 def test_each_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, png, svg = (tmp_path / name for name in ("page.html", "frontier.png", "frontier.svg"))
     given = [*MODEL, "--budget", "0.8", "--json", "--html", str(page)]

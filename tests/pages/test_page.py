@@ -183,6 +183,14 @@ def test_each_plan_of_the_frontier_has_a_budget_to_copy_and_plain_torch_compile_
     assert any("plain torch.compile" in row and "12.0 MiB" in row and "+0.00 %" in row for row in rows)
 
 
+def test_plans_that_move_nothing_are_a_second_curve_without_budgets_to_copy() -> None:
+    figures = small()
+    without = tuple(replace(p, time_ns=p.time_ns + 10**6, is_chosen=False, moves_nothing=True) for p in figures.frontier)
+    page, before = html_page(replace(figures, frontier=(*figures.frontier, *without))), html_page(figures)
+    assert 'id="without"' in page and 'id="without"' not in before
+    assert page.count("data-copy=") == before.count("data-copy=")
+
+
 def test_a_page_is_written_with_its_folders(tmp_path: Path) -> None:
     write_page(small(), tmp_path / "a" / "b.html")
     assert (tmp_path / "a" / "b.html").read_text(encoding="utf-8") == html_page(small())

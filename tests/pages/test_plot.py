@@ -33,6 +33,15 @@ def test_a_frontier() -> None:
     assert axes.texts[0].get_text() == f"this plan: {9 * MIB >> 20}.0 MiB"
 
 
+def test_a_second_curve_of_plans_that_move_nothing() -> None:
+    pytest.importorskip("matplotlib")
+    points = small().frontier
+    without = tuple(replace(p, time_ns=p.time_ns + 10**6, is_chosen=False, moves_nothing=True) for p in points)
+    (axes,) = frontier_plot((*points, *without), small().base).axes
+    assert [line.get_xdata()[0] for line in axes.lines] == [8, 8, 9]
+    assert axes.get_legend_handles_labels()[1] == ["nothing on the host"]
+
+
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'compile-remat\[plot\]'") as caught:

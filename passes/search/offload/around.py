@@ -30,13 +30,10 @@ if TYPE_CHECKING:
 MOST_SETS = 6
 """Most sets of buffers that are tried one after the other, each that of the plan around the one before."""
 
-MOST_WORSE = 2
-"""Sets in a row whose plans are no faster, behind which no further set is tried."""
-
 GOOD_GAP = 0.003
 """A plan this close to the least time of all, as a part of the step, ends the search."""
 
-TRIED_SETS = 4
+TRIED_SETS = 2
 """Sets of a buffer more, a buffer less or another buffer that one round of moves tries at most, of each kind."""
 
 
@@ -71,12 +68,12 @@ class Around:
         best = min((each for each in found if each is not None), key=lambda each: each.time_ns, default=None)
         if not starts or (best is not None and is_close(best, GOOD_GAP)):
             return best
-        worse = 0
         for saved, away in self.plans(starts[0] if best is None else best.saved):
             near = self.found(saved, away)
-            is_better = near is not None and (best is None or near.time_ns < best.time_ns)
-            best, worse = (near, 0) if is_better else (best, worse + (best is not None))
-            if worse == MOST_WORSE or (best is not None and is_close(best, GOOD_GAP)):
+            if best is not None and (near is None or near.time_ns >= best.time_ns):
+                break
+            best = near
+            if best is not None and is_close(best, GOOD_GAP):
                 break
         return best
 
@@ -95,10 +92,10 @@ class Around:
                 stays.add(self._by_gain(saved, np.array(sorted(key), dtype=np.int64))[0])
                 away = taken_away(curve, self.link, stays)
                 key = frozenset(each.value for each in away)
-            found = self.planner.on(self._without(curve, away)).saved_at_once(self.budget_bytes) if away else None
             if not away or key in seen:
                 return
             seen.add(key)
+            found = self.planner.on(self._without(curve, away)).saved_at_once(self.budget_bytes)
             if found is None:
                 stays.add(away[-1].value)
                 continue
