@@ -185,7 +185,9 @@ def test_each_plan_of_the_frontier_has_a_budget_to_copy_and_plain_torch_compile_
 
 def test_plans_that_move_nothing_are_a_second_curve_without_budgets_to_copy() -> None:
     figures = small()
-    without = tuple(replace(p, time_ns=p.time_ns + 10**6, is_chosen=False, moves_nothing=True) for p in figures.frontier)
+    without = tuple(
+        replace(p, time_ns=p.time_ns + 10**6, is_chosen=False, moves_nothing=True) for p in figures.frontier
+    )
     page, before = html_page(replace(figures, frontier=(*figures.frontier, *without))), html_page(figures)
     assert 'id="without"' in page and 'id="without"' not in before
     assert page.count("data-copy=") == before.count("data-copy=")
