@@ -43,7 +43,7 @@ from compile_remat.config import RematConfig
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.partitioning import joint_split
 from compile_remat.partitioning.joint_split import split
-from compile_remat.passes import Planner, Problem, ProblemBuilder, frontier
+from compile_remat.passes import Planner, Problem, ProblemBuilder
 from compile_remat.passes.graph import build
 from compile_remat.planning import joint_planning, joint_problem
 from compile_remat.planning.joint_problem import JointModule
@@ -171,7 +171,7 @@ def _timed(
     problem = planned.problem
     with collector_paused():
         search_s = min(cpu_seconds(lambda: _search(problem)) for _ in range(arguments.repeats))
-        frontier_s = cpu_seconds(lambda: frontier(Planner(problem), arguments.points))
+        frontier_s = cpu_seconds(lambda: curves(Planner(problem), arguments.points).best)
     torch_s, half_s, min_s = map(min, taken)
     return PlanningTimeRow(
         name, len(problem.values), torch_s, half_s, min_s, search_s, frontier_s, arguments.points, phases_s

@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from benchmarks.common import harness, synthetic
 from benchmarks.common.harness import MIB, mib
 from benchmarks.common.timing import cpu_seconds, with_cpu_seconds
-from compile_remat.passes import Planner, Problem, frontier
+from compile_remat.passes import Planner, Problem, curves
 
 NODES = (1_000, 2_000, 5_000, 10_000, 20_000)
 TOY_NODES = (60, 120)
@@ -103,7 +103,7 @@ def scale_row(kind: str, nodes: int, share: float, points: int, seed: int) -> Sc
     plan, search_s = with_cpu_seconds(lambda: planner.within(budget_bytes))
     host_bytes = _resident_bytes() - before
     floor_s = cpu_seconds(planner.lowest) if points else 0.0
-    frontier_s = cpu_seconds(lambda: frontier(Planner(problem), points)) if points else 0.0
+    frontier_s = cpu_seconds(lambda: curves(Planner(problem), points).best) if points else 0.0
     extra, bound = (x / max(1, problem.step_time_ns) for x in (plan.extra_time_ns, plan.bound_time_ns))
     return ScaleRow(
         kind,

@@ -28,9 +28,7 @@ from compile_remat.passes.problem.problem import Step as Step
 from compile_remat.passes.problem.problem import Value as Value
 from compile_remat.passes.search.offload.link import Link as Link
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
-from compile_remat.passes.search.pareto import Curves as Curves
 from compile_remat.passes.search.pareto import curves as curves
-from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plain_time import plain_time_ns as plain_time_ns
 from compile_remat.passes.search.plan_menu import PlanOption as PlanOption
 from compile_remat.passes.search.plan_menu import plain_option as plain_option

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from compile_remat._util.progress import Advance
@@ -20,7 +20,7 @@ from compile_remat.forecast.lowering.observing import (
     with_attention_of,
 )
 from compile_remat.forecast.target_step import Target, ready_on
-from compile_remat.passes import Curves, Plan, Planner, curves, plain_time_ns
+from compile_remat.passes import Plan, Planner, curves, plain_time_ns
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def forecast_frontier(
             found = _observed(builder, target, lowering, lowest, points, advance)
         else:
             advance("searching for the frontier")
-            found = _estimated(curves(ready.planner, points), str(lowest))
+            both = curves(ready.planner, points)
+            found = _estimated(both.best, both.kept, str(lowest))
     plain_ns = plain_time_ns(ready.with_torch)
     timed = (replace(point, plan=replace(point.plan, plain_time_ns=plain_ns)) for point in found.points)
     return replace(found, points=tuple(timed))
@@ -105,14 +106,14 @@ def _observed(
         lowering.begin(Asked(builder, target, MemoryBudget("bytes", plan.peak_bytes)))
         outcome: Outcome = lowering.result()
         if isinstance(outcome, NotObserved):
-            return _estimated(found, str(outcome))
+            return _estimated(plans, found.kept, str(outcome))
         if not isinstance(outcome, BudgetError):  # after an error no lowered plan keeps these bytes: no point
             seen.append(_point(outcome))
     return FrontierForecast(tuple(_best(seen)), kept=tuple(found.kept))
 
 
-def _estimated(found: Curves, why: str) -> FrontierForecast:
-    return FrontierForecast(tuple(map(FrontierPoint, found.best)), why, tuple(found.kept))
+def _estimated(plans: Iterable[Plan], kept: Iterable[Plan], why: str) -> FrontierForecast:
+    return FrontierForecast(tuple(map(FrontierPoint, plans)), why, tuple(kept))
 
 
 def _point(observed: Observed) -> FrontierPoint:

@@ -31,11 +31,6 @@ class Curves:
     kept: list[Plan]
 
 
-def frontier(planner: Planner, points: int) -> list[Plan]:
-    """The plans of `Curves.best`, see `curves`."""
-    return curves(planner, points).best
-
-
 def curves(planner: Planner, points: int) -> Curves:
     """The plans with and without copies to the host; both are the same if the planner has no link.
 

@@ -153,6 +153,7 @@ def test_pareto_prints_a_frontier(capsys: pytest.CaptureFixture[str]) -> None:
     assert "region peak" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_pareto_prints_what_waits_on_the_host_and_draws_both_curves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
