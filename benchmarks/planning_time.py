@@ -43,7 +43,7 @@ from compile_remat.config import RematConfig
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.partitioning import joint_split
 from compile_remat.partitioning.joint_split import split
-from compile_remat.passes import Planner, Problem, ProblemBuilder
+from compile_remat.passes import Planner, Problem, ProblemBuilder, curves
 from compile_remat.passes.graph import build
 from compile_remat.planning import joint_planning, joint_problem
 from compile_remat.planning.joint_problem import JointModule
