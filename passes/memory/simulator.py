@@ -232,12 +232,12 @@ class Simulator:
         return self._times_ns(used, recomputed), np.maximum(begin, self.forward.least_peaks(used))
 
     def outlines(self, saved: Bools) -> tuple[Ints, Ints]:
-        """Returns `times_ns` of the plans in the columns of `saved`, and the number of slots of each plan's backward, [P]."""
+        """Returns `Batch.time_ns` of the plans in the columns of `saved`, and the number of slots of each plan's backward, [P]."""
         used, recomputed = self.schedules.needs(saved)
         return self._times_ns(used, recomputed), self.num_steps + recomputed.sum(axis=0)
 
     def costs(self, saved: Bools) -> tuple[Ints, Ints]:
-        """Returns `times_ns` and `Batch.saved_bytes` of the plans in the columns of `saved`, each [P]."""
+        """Returns `Batch.time_ns` and `Batch.saved_bytes` of the plans in the columns of `saved`, each [P]."""
         most = max(1, PRICED_CELLS // (self.num_values + self.num_steps))
         times, nbytes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for first in range(0, saved.shape[1], most):

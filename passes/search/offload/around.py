@@ -164,7 +164,7 @@ class Around:
         """The time that a plan gains if each of some values changes sides alone."""
         columns = np.repeat(saved[:, None], len(flipped), axis=1)
         columns[flipped, np.arange(len(flipped))] ^= True
-        return np.asarray(self.planner.search.time(saved) - self.planner.simulator.times_ns(columns))
+        return np.asarray(self.planner.search.time(saved) - self.planner.simulator.costs(columns)[0])
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
