@@ -41,7 +41,7 @@ def _by_time(simulator: Simulator, free: list[int], fastest_ns: int) -> Iterator
     masks = np.zeros((simulator.num_values, count), dtype=bool)
     for k, v in enumerate(free):
         masks[v] = (np.arange(count) >> k) & 1
-    times = simulator.times_ns(masks)
+    times = simulator.costs(masks)[0]
     for k in np.argsort(times, kind="stable").tolist():
         yield masks[:, k], int(times[k]) - fastest_ns
 
