@@ -29,6 +29,19 @@ def test_live_bytes_of_a_plan_fall_by_the_buffers_that_are_away(seed: int) -> No
     assert np.array_equal(curve.backward_starts_ns, less.backward_starts_ns)
 
 
+def test_no_move_is_dropped_for_bytes_that_are_away() -> None:
+    """Of a chain that saves all, each buffer comes back when the one before it is free: saved bytes are no part of the peak."""
+    problem = scaled(chain(24))
+    planner = Planner(problem)
+    saved = planner.mask_of(planner.fastest().saved)
+    curve = planner.curve(saved)
+    made = transfers_of(curve, curve.movable, Link(10**15, 10**15, 1 << 50), 0)
+    simulator = Planner(without_moved(problem, curve, made)).simulator
+    peak_bytes = int(simulator.one(saved).peak[0])
+    assert peak_bytes < made.nbytes
+    assert simulator.at_least(saved[:, None])[1] <= peak_bytes
+
+
 @pytest.mark.parametrize("rate", [0.25, 0.5, 1.0])
 def test_a_long_chain_recomputes_little_more_than_the_bytes_that_neither_budget_nor_link_takes(rate: float) -> None:
     """A layer's buffer is a MiB, and each layer takes as long; of the last layers there is no time to take any away."""
