@@ -225,8 +225,8 @@ class Simulator:
     def at_least(self, saved: Bools) -> tuple[Ints, Ints]:
         """`Batch.time_ns` of the plans in the columns of `saved`, and bytes that their peaks do not go below, each [P].
 
-        A small part of the work of `run`.  Counted are the saved bytes at each place of the forward, and all of them at its end with
-        the input copies that steps read; a problem whose buffers wait on the host has negative ones.
+        A small part of the work of `run`.  Counted are the saved bytes at each place of the forward, and all of them at its end,
+        with the input copies that steps read; a problem whose buffers wait on the host has negative ones.
         """
         used, recomputed = self.schedules.needs(saved)
         begin = _sums(self.saved_nbytes, used) + self.output_bytes + self.step_held.sum()
