@@ -45,8 +45,9 @@ from compile_remat.ranks.wrappers import held_by_running
 LOG = logging.getLogger("compile_remat")
 
 MOVES_NOTHING = "offload = auto moves nothing: "
-SHARES_BUDGET = f"{MOVES_NOTHING}the graph shares its budget with others"
 """Prefix of a warning; the reason follows."""
+
+SHARES_BUDGET = f"{MOVES_NOTHING}the graph shares its budget with others"
 
 _failed_copies: list[bool] = []
 
@@ -220,8 +221,8 @@ def link_of(config: RematConfig, device: Device) -> Link | None:
 
 
 def _agreed(link: Link | None, agreement: Agreement | None) -> Link | None:
-    """Returns the link with the smallest host memory of all ranks, so that their plans are equal."""
-    nbytes = None if agreement is None else agreement.smallest_host()
+    """Returns the link with the smallest host memory of all ranks, so that their plans are equal; waits for none without a link."""
+    nbytes = None if agreement is None or link is None else agreement.smallest_host()
     return link if link is None or nbytes is None else replace(link, host_bytes=nbytes)
 
 

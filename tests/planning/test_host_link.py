@@ -5,17 +5,30 @@ from __future__ import annotations
 import pytest
 
 from compile_remat._util.host import host_free_bytes
+from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import load_device
 from compile_remat.errors import ConfigError
 from compile_remat.planning import settings
-from compile_remat.planning.settings import link_of
+from compile_remat.planning.settings import link_of, settings_for
+from compile_remat.ranks.agreement import Agreement
+from compile_remat.ranks.places import Place
 
 GIB = 1 << 30
 
 
 def test_off_has_no_link() -> None:
     assert link_of(RematConfig(), load_device("h100-sxm")) is None
+
+
+def test_ranks_are_asked_for_host_memory_where_something_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question waits for all ranks: whoever moves nothing asks none."""
+    agreement, asked = Agreement(None, Place("f #1.0", is_first=True), "g", 0), list[bool]()
+    monkeypatch.setattr(Agreement, "smallest_host", lambda self: asked.append(True) or GIB)
+    assert settings_for(RematConfig(memory_budget=MemoryBudget("min")), [], agreement).link is None and not asked
+    config = RematConfig(memory_budget=MemoryBudget("min"), offload="auto", host_memory="2GiB", device="h100-sxm")
+    link = settings_for(config, [], agreement).link
+    assert link is not None and link.host_bytes == GIB and asked
 
 
 def test_the_devices_bandwidth_and_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ class Offload:
 
     def _all_away(self, saved: Bools) -> tuple[StepCurve, Transfers]:
         curve = self.planner.curve(saved)
-        moved = first_of(large_enough(curve), self.link.host_bytes, self.link.held_bytes)
+        moved = first_of(large_enough(curve), self.link)
         return curve, transfers_of(curve, moved, self.link, 0)
 
     def described(self, found: Found, budget_bytes: int | None, limit_bytes: int) -> Plan:

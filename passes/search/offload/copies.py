@@ -20,18 +20,16 @@ def large_enough(curve: StepCurve) -> list[Movable]:
     return [each for each in curve.movable if each.nbytes >= LEAST_BYTES]
 
 
-def first_of(
-    buffers: Sequence[Movable], room_bytes: int, taken: Callable[[int], int] = lambda nbytes: nbytes
-) -> list[Movable]:
-    """The first buffers, as many as there is room for; `taken` is the room that a number of bytes takes."""
-    ends = np.cumsum([taken(each.nbytes) for each in buffers])
-    return list(buffers[: int(np.searchsorted(ends, room_bytes, side="right"))])
+def first_of(buffers: Sequence[Movable], link: Link) -> list[Movable]:
+    """The first buffers, as many as the host has room for."""
+    ends = np.cumsum([link.held_bytes(each.nbytes) for each in buffers])
+    return list(buffers[: int(np.searchsorted(ends, link.host_bytes, side="right"))])
 
 
 def taken_away(curve: StepCurve, link: Link, stays: Collection[int] = ()) -> list[Movable]:
     """The first buffers, but those of some values, whose copies end in the forward and for which the host has room."""
     buffers = [each for each in large_enough(curve) if each.value not in stays]
-    buffers = first_of(buffers, link.host_bytes, link.held_bytes)
+    buffers = first_of(buffers, link)
     if not buffers:
         return []
     _, ends_ns = queue(curve, buffers, link)
