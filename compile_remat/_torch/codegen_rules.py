@@ -31,6 +31,25 @@ UNARY_OPS = (
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add", "scatter")
 """`InductorRules.scatters`: gradients of pooling, of an embedding, of ``gather``, of indexing, of ``sort`` and of a maximum."""
 
+SPLIT_BELOW, UNSPLIT_LENGTH = 2 * 132, 8192
+"""`InductorRules.split_below` and `unsplit_length` of a GPU: Inductor compares with twice the device's multiprocessors, and 132 are
+those of an H100 and an H200; from compute capability 10 on its least length is 524,288."""
+
+WINDOW_READERS = (
+    "_low_memory_max_pool_with_offsets",
+    "max_pool2d_with_indices_backward",
+    "avg_pool2d",
+    "avg_pool3d",
+    "avg_pool2d_backward",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_nearest2d_backward",
+)
+"""`InductorRules.window_readers`."""
+
 SCATTER_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 """Candidate dtypes for `InductorRules.unfused_scatter_dtypes`."""
 
@@ -55,6 +74,8 @@ class InductorRules:
         heavy_ops: Names of operators, ascending.  A value with several readers whose expression has one of these operators is
             materialised (``StorageBox.should_realize_on_reuse``).
         strided_readers: Operators whose inputs are materialised, as they need strides (``GraphLowering.run_node`` in ``graph.py``).
+        window_readers: Operators that load an element of their first input several times: poolings, enlargements, their gradients.
+            The input is materialised if its expression loads two buffers (``realize_hint`` in ``lowering.py`` and ``ir.py``).
         drawn_ops: Operators whose results are materialised for any reader (``inductor_random`` in ``lowering.py``).
         always_concatenates: True if every concatenation gets a buffer into which its inputs are written (``cat`` in
             ``lowering.py``).  If False, only a concatenation of buffers does, and a fused kernel computes the others.
@@ -78,6 +99,10 @@ class InductorRules:
             for CUDA draws four numbers at once, a reduction one).
         max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
             and ``avg_pool2d_backward`` in ``lowering.py``).
+        split_below, unsplit_length: A reduction with fewer results than `split_below`, each of more elements than
+            `unsplit_length`, runs in two kernels (``Reduction.num_splits``, ``reduction_split_factor`` in ``choices.py``).
+        mixes_reductions: True if a sum over rows may join the kernel of a reduction along the same rows
+            (``MixOrderReduction`` in ``scheduler.py``, from 2.10 on; ``config.triton.mix_order_reduction``).
         mask_traffic_factor: Time of a byte of a saved bool tensor, as a multiple of that of any other byte.  Inductor's C++ does
             not vectorise loads and stores of bool: a ResNet whose plan saved twelve masks instead of comparing saved activations
             again took 1.8 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``).
@@ -101,6 +126,10 @@ class InductorRules:
     unfused_scatter_dtypes: tuple[torch.dtype, ...] = ()
     unrolled_below: int = 8
     unrolls_to_one: bool = True
+    window_readers: tuple[str, ...] = WINDOW_READERS
+    split_below: int = 0
+    unsplit_length: int = 0
+    mixes_reductions: bool = False
 
 
 RulesOf = Callable[[str], InductorRules]
@@ -134,6 +163,9 @@ def inductor_rules(device_type: str) -> InductorRules:
         unrolled_below=int(config.unroll_reductions_threshold),
         unrolls_to_one=not is_cpu,
         unfused_scatter_dtypes=tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
+        split_below=0 if is_cpu or not config.split_reductions else SPLIT_BELOW,
+        unsplit_length=UNSPLIT_LENGTH,
+        mixes_reductions=not is_cpu and bool(getattr(config.triton, "mix_order_reduction", False)),
     )
 
 

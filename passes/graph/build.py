@@ -14,7 +14,8 @@ itself and the fields in the second column, and writes the fields in the third c
 | `drop_fused_buffers` | kernel, depth, becomes_addmm, is_output, is_materialised | is_materialised |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts, is_materialised |
-| `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
+| `mark_separate_reductions` | kernel, depth, expressions, is_channels_last | is_separate |
+| `price` | kernel, depth, is_separate, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from compile_remat.passes.graph.lowering.materialisation import (
     without_start,
 )
 from compile_remat.passes.graph.lowering.padded_strides import fill_blocks, pad_strides
+from compile_remat.passes.graph.lowering.separate_reductions import mark_separate_reductions
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, copied, described, indices_of
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
@@ -87,6 +89,7 @@ PASSES = (
     drop_fused_buffers,
     mark_layout_copies,
     mark_parts,
+    mark_separate_reductions,
 )
 """Passes that run over the drafts, in this order; see the table above."""
 
@@ -159,9 +162,9 @@ class ProblemBuilder:
         graph = copied(self._read)  # the passes change drafts
         for run in PASSES:
             run(graph)
+        step_time_ns = price(graph.values, graph.steps, self.cost)  # kernels move bytes, not blocks
         if self._in_blocks:
             fill_blocks(graph, expandable=self._expandable)
-        step_time_ns = price(graph.values, graph.steps, self.cost)
         return _problem(graph, reference, self._workspace, self._origin, step_time_ns)
 
     def saved_by(self, nodes: Iterable[fx.Node], problem: Problem) -> tuple[int, ...]:

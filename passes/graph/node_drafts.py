@@ -54,6 +54,8 @@ class Draft:
         is_materialised: True if the node has a buffer although it is pointwise and no output.
         is_written_again: True if the node has such a buffer in the backward, where it has other readers.
         is_written_if_reused: True if the node has the buffer in the backward only because several nodes read it.
+        is_separate: True for a reduction with a kernel of its own: readers of its results load its operands again.
+        is_read_in_windows: True if one of `InductorRules.window_readers` reads the node in the graph that the node belongs to.
         is_written_for_reads: True if the node has a buffer only because its expression loads many buffers.
         copied_bytes: Bytes of copies in another layout that are alive while the node's kernel runs.
         copied_input_bytes: Bytes of graph inputs that are copied into another layout and have this node as last reader.
@@ -94,7 +96,9 @@ class Draft:
     is_materialised: bool = False
     is_written_again: bool = False
     is_written_if_reused: bool = False
+    is_separate: bool = False
     is_written_for_reads: bool = False
+    is_read_in_windows: bool = False
     is_output: bool = False
     is_channels_last: bool = False
     copied_bytes: int = 0

@@ -3,12 +3,16 @@
 The time of a plan must be a sum over its nodes, so that a cut, a linear bound and a local search can all use it.  So the memory
 traffic of a fused kernel is split among its nodes: the first node of a fused group that reads a buffer pays for the read, a node
 whose result goes to memory pays for the write, and a node whose result stays in registers costs its arithmetic alone.
-Nodes of equal `Draft.depth`, the number of unfused kernels before them, form a fused group.
+Nodes of equal `Draft.depth`, the number of unfused kernels before them, form a fused group, and forward and backward have groups
+of their own.  A separate reduction (`separate_reductions`) is a group of its own, and so is what reads its results.
 
-A pointwise node of several large operands is computed in the group of each of its readers if it has no buffer: a residual sum that
-three kernels read in registers loads its operands three times, where a sum in memory is written once and loaded three times.
-A buffer that Inductor writes only because an expression loads many buffers is not counted as one: it is in registers under a plan
-that saves one of the values in the expression.
+A pointwise node without a buffer is computed in the group of each of its readers: a residual sum that three kernels read in
+registers loads its operands three times, where a sum in memory is written once and loaded three times.
+
+A step pays for what its own group reads, so a value that the backward computes again pays only for what no step of its group reads.
+A value that only the backward needs costs nothing until it is saved, and then the forward's work for it, or computed again.
+A buffer of the forward that Inductor writes only because an expression loads many buffers is not counted as one: it is in registers
+under a plan that saves one of the values in the expression.
 
 A recently written buffer may still be in the device's cache: a fused kernel reads the buffer from there if no more than
 `CostModel.cache_bytes` were read and written since.
@@ -16,6 +20,7 @@ A recently written buffer may still be in the device's cache: a fused kernel rea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,15 +32,11 @@ from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, S
 def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> int:
     """Set `time_ns` of all drafts and `save_time_ns` of the values; returns the ns of a training step that recomputes nothing."""
     works = works_of(values, steps, cost.cache_bytes)
-    step_time_ns = 0
-    for draft, again in works.again.items():
-        once = works.once.get(draft)
-        draft.time_ns = draft.inner_time_ns or again.time_ns(cost)
-        if once is not None:
-            step_time_ns += draft.time_ns if once is again else once.time_ns(cost)
+    for draft, work in works.again.items():
+        draft.time_ns = draft.inner_time_ns or work.time_ns(cost)
     for draft, saving in works.saving.items():
         draft.save_time_ns = sum(work.time_ns(cost) for work in saving)
-    return step_time_ns
+    return sum(draft.inner_time_ns or work.time_ns(cost) for draft, work in works.once.items())
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Works:
     """The work of all nodes.
 
     Attributes:
-        once: Of every node in a step that recomputes nothing, where snapshots do not run.
+        once: Of every value that the forward needs, and of every step, in a step that recomputes nothing.
         again: Of every step, and of every value when the backward computes it.
-        saving: Of every value, the traffic that saving it adds.
+        saving: Of every value, the work that saving it adds: traffic, and all of the forward's work if only the backward needs it.
     """
 
     once: dict[Draft, Work]
@@ -92,30 +93,62 @@ def works_of(values: Sequence[Draft], steps: Sequence[Draft], cache_bytes: int) 
     """Counts the work of each node; see the module's text for the traffic of fused kernels."""
     forward_buffers, backward_buffers = _nodes_with_buffers(values, steps)
     buffers = forward_buffers | backward_buffers
-    first, again = _groups(values, steps, buffers)
-    reads, reads_again = _Reads(buffers, first, cache_bytes), _Reads(buffers, again, cache_bytes)
-    works = Works({}, {}, {})
-    for draft in (*values, *steps):
-        is_written = draft in (forward_buffers if draft.in_forward else backward_buffers)
-        once = _work(draft, reads, is_written=is_written)
-        once_more = _work(draft, reads_again, is_written=draft in backward_buffers)
+    leaves = _leaves(values, steps, buffers)
+    first, again, loading = _groups(values, steps, buffers, leaves)
+    reads = _Reads(buffers, first, leaves, cache_bytes)
+    once = dict[Draft, Work]()
+    for draft in (*(v for v in values if v.in_forward), *steps, *(v for v in values if not v.in_forward)):
+        if not draft.is_snapshot:
+            is_written = draft in (backward_buffers if draft.in_backward else forward_buffers)
+            once[draft] = _work(draft, reads, is_written=is_written)
+    works = Works(
+        {d: work for d, work in once.items() if d.in_forward or d.in_backward}, {d: once[d] for d in steps}, {}
+    )
+    reads_again = _Reads(buffers, again, leaves, cache_bytes, set(reads.seen))
+    early = _forwards_work(values, steps, once)
+    needed = _needed(values, steps)
+    for draft in sorted(
+        values, key=lambda value: value not in needed
+    ):  # the others never run again, and load for nobody
         if draft.is_snapshot:  # runs only if it is saved; the backward then reads it in place of the input
             copy = Work(is_written=True, moved_bytes=2 * draft.nbytes)
             works.again[draft], works.saving[draft] = copy, (copy,)
             continue
-        works.once[draft] = once
-        works.again[draft] = once if draft.in_backward else once_more
-        if not draft.in_backward:
-            written_bytes = 0 if draft in forward_buffers else _written_bytes(draft, len(first[draft]))
-            num_reads = 0 if draft in backward_buffers else len(again[draft])
-            works.saving[draft] = _saving(draft, written_bytes, num_reads)
+        works.again[draft] = _work(draft, reads_again, is_written=draft in backward_buffers)
+        written_bytes = 0 if draft in forward_buffers else _written_bytes(draft, len(first[draft]))
+        num_reads = 0 if draft in backward_buffers else len(loading[draft] or again[draft])
+        works.saving[draft] = (*early.get(draft, ()), *_saving(draft, written_bytes, num_reads))
     return works
+
+
+def _needed(values: Sequence[Draft], steps: Sequence[Draft]) -> set[Draft]:
+    """The nodes that a step reads, directly or through others."""
+    found = {source for draft in steps for source in draft.sources}
+    for draft in reversed(values):
+        if draft in found:
+            found.update(draft.sources)
+    return found
+
+
+def _forwards_work(
+    values: Sequence[Draft], steps: Sequence[Draft], once: Mapping[Draft, Work]
+) -> dict[Draft, tuple[Work, ...]]:
+    """The forward's work for each value that only the backward needs, if it is saved, with that for sources that only it reads."""
+    num_readers = Counter(source for draft in (*values, *steps) for source in draft.sources)
+    found = dict[Draft, tuple[Work, ...]]()
+    for draft in values:
+        if not (draft.in_forward or draft.is_snapshot):
+            own = (work for source in draft.sources if num_readers[source] == 1 for work in found.get(source, ()))
+            found[draft] = (once[draft], *own)
+    return found
 
 
 def _nodes_with_buffers(values: Sequence[Draft], steps: Sequence[Draft]) -> tuple[set[Draft], set[Draft]]:
     """Nodes that have a buffer in the forward, and nodes that have one when the backward computes them."""
     written = {
-        d for d in (*values, *steps) if d.kernel != POINTWISE or (d.is_materialised and not d.is_written_for_reads)
+        d
+        for d in (*values, *steps)
+        if d.kernel != POINTWISE or (d.is_materialised and (d.in_backward or not d.is_written_for_reads))
     }
     forward = {d for d in values if d in written or d.is_output}
     backward = {d for d in (*values, *steps) if d in written or (d.in_backward and d.is_output)}
@@ -131,45 +164,113 @@ def _nodes_with_buffers(values: Sequence[Draft], steps: Sequence[Draft]) -> tupl
 LARGE = 8
 """An operand is large if it has at least 1/8 of the bytes of the result: statistics and vectors are not."""
 
-Groups = Mapping[Draft, Collection[int]]
-"""For each node, the depths of the fused groups that compute it."""
+Group = tuple[bool, int, int]
+"""A fused group: True in the backward, the depth, and the group's place among those of this depth: odd of separate reductions."""
+
+Groups = Mapping[Draft, Collection[Group]]
+"""For each node, the fused groups that compute it."""
+
+Leaves = Mapping[Draft, Mapping[Draft | str, int]]
+"""For each node, the large buffers and inputs that a kernel loads to compute it in registers, with their bytes.
+
+Of a buffer it is the buffer itself, and so it is of a node that Inductor writes because its expression loads many buffers.
+"""
 
 
 def _large_sources(draft: Draft) -> list[Draft]:
     return [source for source in draft.sources if source.nbytes * LARGE >= draft.nbytes > 0]
 
 
-def _groups(values: Sequence[Draft], steps: Sequence[Draft], buffers: Collection[Draft]) -> tuple[Groups, Groups]:
-    """The groups of each node in a step that recomputes nothing, and those in a backward that recomputes all values.
+def _leaves(values: Sequence[Draft], steps: Sequence[Draft], buffers: Collection[Draft]) -> Leaves:
+    found = dict[Draft, dict[Draft | str, int]]()
+    for draft in (*values, *steps):
+        if draft in buffers or draft.is_written_for_reads:
+            found[draft] = {draft: draft.nbytes}
+            continue
+        found[draft] = {name: nbytes for name, nbytes in draft.input_reads if nbytes * LARGE >= draft.nbytes > 0}
+        for source in _large_sources(draft):
+            found[draft] |= found[source]
+    return found
 
-    A node in registers with one large operand is another form of it, and the operand is in the groups of all its forms.
+
+def _own_groups(drafts: Sequence[Draft]) -> dict[Draft, Group]:
+    """The group in which each node stands, in the graph that it belongs to."""
+    found = dict[Draft, Group]()
+    for draft in drafts:
+        place = 0
+        for source in draft.sources:
+            in_backward, depth, before = found[source]
+            if (in_backward, depth) == (draft.in_backward, draft.depth):
+                place = max(place, before + before % 2)
+        found[draft] = draft.in_backward, draft.depth, place + draft.is_separate
+    return found
+
+
+def _groups(
+    values: Sequence[Draft], steps: Sequence[Draft], buffers: Collection[Draft], leaves: Leaves
+) -> tuple[Groups, Groups, Groups]:
+    """The groups of each node in a step that recomputes nothing, in a backward that recomputes all values, and those that load it.
+
+    A node in registers that loads what one of its operands loads is another form of it, and the operand is in the groups of all its
+    forms.  The operands of any other node in registers are in those of its groups that stand between the same kernels of libraries
+    as the node.
+
+    The third are groups of the backward that load the node if it is saved.  They lack those of a value with other operands, such as
+    the next sum of a residual stream: recomputed, that pays for its operands itself.
     """
-    first: dict[Draft, set[int]] = {draft: set() for draft in (*values, *steps)}
-    again: dict[Draft, set[int]] = {draft: set() for draft in (*values, *steps)}
-    for reader in (*reversed(steps), *reversed(values)):
-        large, own = _large_sources(reader), {reader.depth}
-        is_form = reader.kernel == POINTWISE and reader not in buffers and len(large) == 1
+    drafts = (*values, *steps)
+    stands = _own_groups(drafts)
+    first: dict[Draft, set[Group]] = {draft: set() for draft in drafts}
+    again: dict[Draft, set[Group]] = {draft: set() for draft in drafts}
+    loading: dict[Draft, set[Group]] = {draft: set() for draft in drafts}
+    for reader in reversed(drafts):
+        own = stands[reader]
+        own_again = (True, *own[1:])
+        is_inlined = reader.kernel == POINTWISE and reader not in buffers
         runs_again = reader.in_backward or bool(again[reader])
         for source in reader.sources if reader.kernel in (POINTWISE, REDUCTION) else ():
-            passes_on = is_form and source in large
-            if source.in_backward == reader.in_backward:
-                first[source] |= (first[reader] or own) if passes_on else own
+            is_form = leaves[source] == leaves[reader]
+            if (source.in_forward, source.in_backward) == (reader.in_forward, reader.in_backward):
+                first[source] |= _passed_on(first[reader], own, is_form) if is_inlined else {own}
             if runs_again:
-                again[source] |= (again[reader] or own) if passes_on else own
-    in_several = {d for d in first if d.kernel == POINTWISE and d not in buffers and len(_large_sources(d)) > 1}
+                passed_on = _passed_on(again[reader], own_again, is_form) if is_inlined else {own_again}
+                again[source] |= passed_on
+                if is_form or not (is_inlined and reader.in_forward):
+                    loading[source] |= passed_on
+    in_registers = {draft for draft in drafts if draft.kernel == POINTWISE and draft not in buffers}
+    return (
+        {draft: first[draft] if draft in in_registers and first[draft] else {stands[draft]} for draft in drafts},
+        {
+            draft: again[draft] if draft in in_registers and again[draft] else {(True, *stands[draft][1:])}
+            for draft in drafts
+        },
+        loading,
+    )
 
-    def found(groups: dict[Draft, set[int]]) -> Groups:
-        return {draft: groups[draft] if draft in in_several and groups[draft] else {draft.depth} for draft in groups}
 
-    return found(first), found(again)
+def _passed_on(groups: set[Group], own: Group, is_form: bool) -> set[Group]:
+    """Those of the groups that compute a node in registers in which its operand is loaded; its own if there is none."""
+    return (groups if is_form else {group for group in groups if group[:2] == own[:2]}) or {own}
 
 
 class _Reads:
-    """Tracks the buffers that fused groups have read and written, node by node in execution order."""
+    """Tracks the buffers that fused groups have read and written, node by node in execution order.
 
-    def __init__(self, buffers: set[Draft], groups: Groups, cache_bytes: int) -> None:
+    Args:
+        seen: Buffers and inputs that groups have read before.
+    """
+
+    def __init__(
+        self,
+        buffers: set[Draft],
+        groups: Groups,
+        leaves: Leaves,
+        cache_bytes: int,
+        seen: set[tuple[Draft | str, Group]] | None = None,
+    ) -> None:
         self.buffers, self.groups, self.cache_bytes = buffers, groups, cache_bytes
-        self.seen: set[tuple[Draft | str, int]] = set()
+        self.leaves = leaves
+        self.seen = set() if seen is None else seen
         self.moved_bytes = 0
         self.written_at: dict[Draft, int] = {}
 
@@ -183,21 +284,31 @@ class _Reads:
         if draft in self.buffers:
             self.moved_bytes += 0 if is_alone else draft.nbytes
             self.written_at[draft] = self.moved_bytes
+            if not is_alone:
+                self.seen.update((draft, group) for group in self.groups[draft])  # in registers there
         return found
 
     def _first_reads(self, draft: Draft) -> tuple[int, int]:
-        groups = self.groups[draft]
-        loads: list[tuple[Draft | str, int, Collection[int]]] = [(n, nbytes, groups) for n, nbytes in draft.input_reads]
-        loads += [(source, source.nbytes, groups) for source in draft.sources if source in self.buffers]
-        # An operand in registers loads for this node's own group; in the others its bytes stand for what it loads.
-        others = set(groups) - {draft.depth} if len(groups) > 1 else set[int]()
-        loads += [(s, s.nbytes, others) for s in _large_sources(draft) if s not in self.buffers]
+        groups, large = self.groups[draft], _large_sources(draft)
+        loads: list[tuple[Draft | str, int, Collection[Group]]] = [
+            (n, nbytes, groups) for n, nbytes in draft.input_reads
+        ]
+        loads += [(s, s.nbytes, groups) for s in draft.sources if s in self.buffers and s not in draft.parts]
+        if len(large) > 1:
+            # An operand in registers loads in its own groups; in the others its bytes stand for what it loads.
+            loads += [
+                (leaf, nbytes, set(groups) - set(self.groups[s]))
+                for s in large
+                if s not in self.buffers and s.in_backward == draft.in_backward
+                for leaf, nbytes in self.leaves[s].items()
+            ]
         read_bytes = cached_bytes = 0
-        for source, nbytes, depths in loads:
-            unread = [depth for depth in depths if (source, depth) not in self.seen]
-            self.seen.update((source, depth) for depth in unread)
+        for source, nbytes, places in loads:
+            unread = [place for place in places if (source, place) not in self.seen]
+            self.seen.update((source, place) for place in unread)
             read_bytes += nbytes * len(unread)
-            if draft.depth in unread and isinstance(source, Draft) and self._is_cached(source):
+            is_soon = any(depth == draft.depth for _, depth, _ in unread)
+            if is_soon and isinstance(source, Draft) and self._is_cached(source):
                 cached_bytes += nbytes
         return read_bytes, cached_bytes
 
@@ -212,7 +323,8 @@ def _work(draft: Draft, reads: _Reads, *, is_written: bool) -> Work:
         return Work(draft.op, is_alone=True)
     if draft.kernel not in (POINTWISE, REDUCTION):
         return NOTHING
-    moved_bytes = read_bytes + (draft.nbytes if is_written else 0)
+    written_bytes = draft.nbytes - sum(part.nbytes for part in draft.parts) if is_written else 0
+    moved_bytes = read_bytes + max(0, written_bytes)
     return Work(
         draft.op,
         is_written=is_written,

@@ -196,7 +196,10 @@ class Planner:
         fitting = [m for m in [self.minimum_peak.first] if self.search.peak(m) <= budget_bytes]
         fitting = fitting or [m for m in self.minimum_peak.found if self.search.peak(m) <= budget_bytes]
         if not fitting:
-            return [*found, self._lowest_once if once else self._lowest]
+            low = self._lowest_once_found if once else self._lowest_found
+            if low.peak_bytes > budget_bytes:
+                low = self._lowest_once if once else self._lowest
+            return [*found, low]
         lowest = min(fitting, key=self.search.time)
         improved = self.search.from_below(lowest, budget_bytes)
         return [*found, self._once(self.search.settled(improved, budget_bytes))]
@@ -302,21 +305,31 @@ class Planner:
     @cached_property
     def _lowest_once(self) -> Candidate:
         """The plan of lowest peak among those that compute no value twice."""
-        return self._settled(self._once(self.minimum_peak.found[0]))
+        return self._settled(self._lowest_once_found)
+
+    @cached_property
+    def _lowest_once_found(self) -> Candidate:
+        """As `_lowest_once`, before a search's last moves."""
+        return self._once(self.minimum_peak.found[0])
 
     @cached_property
     def _lowest(self) -> Candidate:
-        """The plan of lowest peak, recursive or not, after two searches: one with the problem's times, one with prices of bytes.
+        """The plan of lowest peak, recursive or not."""
+        return self._settled(self._lowest_found)
+
+    @cached_property
+    def _lowest_found(self) -> Candidate:
+        """As `_lowest`, before a search's last moves; from two searches: one with the problem's times, one with prices of bytes.
 
         The second one is spared where no plan is much lower, and after a recursive plan: the cuts at which that computes values
         anew lie where few bytes are live, whatever times say, and prices of bytes found none clearly lower in 12 problems of 12.
         """
         by_time = self._low_by_time
         if by_time.again or self.search.is_lowest(by_time.peak_bytes):
-            return self._settled(by_time)
+            return by_time
         by_bytes = self._low_by_bytes
         is_lower = by_bytes.peak_bytes < by_time.peak_bytes * self.options.same_peak
-        return self._settled(by_bytes if is_lower else by_time)
+        return by_bytes if is_lower else by_time
 
     @cached_property
     def _low_by_bytes(self) -> Candidate:
@@ -339,13 +352,18 @@ class Planner:
         return pressed if pressed.peak_bytes < found.peak_bytes * self.options.same_peak else found
 
     def _settled(self, lowest: Candidate) -> Candidate:
-        """The plan after the last moves of a search, which keep its peak; plans that compute values twice stay as they are."""
+        """The fastest plan of nearly the lowest peak after a search's last moves; plans that compute values twice stay as they are.
+
+        A few bytes less are not worth a slow plan: the lowest plan of a sliced head, by 4 bytes of 436,488, ran all slices twice.
+        """
         if lowest.again:
             return lowest
-        mask, peak_bytes = lowest.saved, lowest.peak_bytes
+        mask, lowest_bytes = lowest.saved, min(lowest.peak_bytes, *map(self.search.peak, self.minimum_peak.found))
+        limit_bytes = max(lowest.peak_bytes, int(lowest_bytes / self.options.same_peak))
         with self.work.search():
-            faster = self.search.faster(mask, self.search.finish(mask, peak_bytes), peak_bytes)
-            return self._once(self.search.settled(faster, peak_bytes, self.options.operand_cells))
+            mask = self.search.faster(mask, self.search.best_level(limit_bytes), limit_bytes)
+            faster = self.search.faster(mask, self.search.finish(mask, limit_bytes), limit_bytes)
+            return self._once(self.search.settled(faster, limit_bytes, self.options.operand_cells))
 
     @cached_property
     def _known(self) -> list[Candidate]:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor import config, ir
+from torch._inductor import config, ir, scheduler
+from torch._inductor.choices import InductorChoices
 from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -277,6 +279,56 @@ def test_unrolled_below() -> None:
     assert (operation.get_reduction_type() is None) == inductor_rules("cpu").unrolls_to_one
     assert inductor_rules("cuda").unrolled_below == limit
     assert inductor_rules("cuda").unrolls_to_one
+
+
+WINDOWS: dict[str, Callable[[Tensor], Any]] = {
+    "_low_memory_max_pool_with_offsets": lambda x: torch.ops.prims._low_memory_max_pool_with_offsets.default(
+        x, [2, 2], [2, 2], [0, 0], [1, 1], False
+    ),
+    "avg_pool2d": lambda x: aten.avg_pool2d.default(x, [2, 2]),
+    "avg_pool2d_backward": lambda x: aten.avg_pool2d_backward.default(x, x, [3, 3], [1, 1], [1, 1], False, True, None),
+    "_adaptive_avg_pool2d": lambda x: aten._adaptive_avg_pool2d.default(x, [8, 8]),
+    "upsample_nearest2d": lambda x: aten.upsample_nearest2d.vec(x, [32, 32], None),
+    "upsample_nearest2d_backward": lambda x: aten.upsample_nearest2d_backward.default(x, [16, 16], [1, 2, 8, 8]),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_window_readers(name: str) -> None:
+    """A sum of two buffers is written before them, and a function of one buffer is not."""
+    assert name in inductor_rules("cpu").window_readers
+    shape = (1, 2, 16, 16)
+    of_one, of_two = (
+        buffers(lambda *xs: WINDOWS[name](reduce(operator.add, xs).sin()), *[shape] * count) for count in (1, 2)
+    )
+    assert of_two == of_one + 1
+
+
+def test_split_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor asks an H100 of this size whether it splits a reduction, and gets one part for each other number of results."""
+    h100 = DeviceProperties("cuda", 0, 132, 90, major=9, max_threads_per_multi_processor=2048, warp_size=32)
+    monkeypatch.setattr(DeviceProperties, "create", lambda device: h100)
+    rules = inductor_rules("cuda")
+
+    def is_split(length: int, num_results: int) -> bool:
+        factor = InductorChoices.reduction_split_factor(torch.device("cuda", 0), length, num_results, True)
+        return factor > 1
+
+    assert is_split(rules.unsplit_length + 1, rules.split_below - 1)
+    assert not is_split(rules.unsplit_length, rules.split_below - 1)
+    assert not is_split(rules.unsplit_length + 1, rules.split_below)
+    assert inductor_rules("cpu").split_below == 0
+    with config.patch(split_reductions=False):
+        assert inductor_rules("cuda").split_below == 0
+
+
+def test_mixes_reductions() -> None:
+    assert not inductor_rules("cpu").mixes_reductions
+    has_them = hasattr(scheduler, "MixOrderReduction")
+    for is_on in (False, True) if has_them else ():
+        with config.patch({"triton.mix_order_reduction": is_on}):
+            assert inductor_rules("cuda").mixes_reductions == is_on
+    assert has_them or not inductor_rules("cuda").mixes_reductions
 
 
 def test_the_users_thresholds_count() -> None:

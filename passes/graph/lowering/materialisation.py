@@ -53,6 +53,8 @@ def read_own(graph: DraftGraph) -> None:
             draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in users)
         )
         readers = [graph.by_node[u] for u in users if u in graph.by_node]
+        in_windows = [u for u in users if operator_name(u) in rules.window_readers and u.args[0] is draft.node]
+        draft.is_read_in_windows = any(graph.by_node[u].in_backward == draft.in_backward for u in in_windows)
         draft.is_loaded_again = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
         draft.own_expression = own_expression(draft, rules)
 
@@ -74,11 +76,13 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
     if draft.is_drawn or draft.concatenates:
         draft.expression = draft.backward_expression = load_of(draft)
         return
-    rules, is_always, is_read = graph.rules_of(draft.node), draft.is_always_written, draft.is_loaded_again
+    rules, is_read = graph.rules_of(draft.node), draft.is_loaded_again
     backward = joined(draft, (source.backward_expression for source in draft.sources))
     forward = backward if draft.in_backward else joined(draft, (source.expression for source in draft.sources))
     num_users = most_users(draft.node, graph.run_again)
     is_reused = num_users > 1
+    in_windows = draft.is_read_in_windows and len(forward.reads) > 1
+    is_always = draft.is_always_written or (in_windows and draft.in_backward)
     is_written_in_backward = is_always or is_written(backward, is_reused, rules)
     draft.is_materialised = draft.is_written_again = is_written_in_backward
     draft.is_written_if_reused = is_written_in_backward and not (
@@ -86,6 +90,7 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
     )
     if not draft.in_backward:
         is_reused = most_users(draft.node) > 1
+        is_always |= in_windows
         draft.is_materialised = is_always or is_written(forward, is_reused, rules)
     by_heavy = is_reused and (forward.has_heavy or backward.has_heavy)
     draft.is_written_for_reads = draft.is_materialised and not (is_always or is_read or by_heavy)

@@ -304,6 +304,20 @@ def test_the_gpus_allocator_hands_out_blocks_of_512_bytes() -> None:
     assert {value.nbytes for value in here.values} >= {4, 516}
 
 
+def test_prices_count_bytes_and_not_blocks() -> None:
+    class Bytes(UnitCost):
+        def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
+            return nbytes
+
+    def function(x: Tensor) -> Tensor:
+        return x.sin().exp().sum()
+
+    x = torch.ones(3, 43, requires_grad=True)
+    here, there = (problem_of(function, x, on_gpu=on_gpu, cost=Bytes()) for on_gpu in (False, True))
+    assert here.step_time_ns == there.step_time_ns
+    assert [value.save_time_ns for value in here.values] == [value.save_time_ns for value in there.values]
+
+
 def test_a_fused_scatter_needs_one_buffer() -> None:
     """The zeros that it starts from have none of their own; on a GPU, where it is no call of ATen's, nor has what it adds."""
 

@@ -176,7 +176,120 @@ def test_a_saved_sum_spares_the_forward_the_loads_of_its_operands() -> None:
     assert (total.time_ns, total.save_time_ns) == (3 * 200, 0 + 3 * 100)
 
 
+# -- separate reductions ----------------------------------------------------------------------------------------------
+
+
+def test_readers_of_a_separate_reductions_result_load_its_operand_again() -> None:
+    """A norm of columns: statistics first, then the elements; along rows one kernel does both."""
+    for is_separate, times_read in ((False, 1), (True, 2)):
+        x = step(EXTERN, 100, flops=0)
+        total = step(REDUCTION, 10, x, depth=1, flops=0, is_separate=is_separate)
+        norm = step(POINTWISE, 100, x, total, depth=1, flops=0, is_output=True)
+        price([], [x, total, norm], COST)
+        assert total.time_ns == LAUNCH_NS + 100 + 10
+        assert norm.time_ns == LAUNCH_NS + 100 + (times_read - 1) * (100 + 10)
+
+
+def test_separate_reductions_share_a_read() -> None:
+    x = step(EXTERN, 100, flops=0)
+    sums = [step(REDUCTION, 10, x, depth=1, flops=0, is_separate=True) for _ in range(2)]
+    price([], [x, *sums], COST)
+    assert times(sums) == [LAUNCH_NS + 110, LAUNCH_NS + 10]
+
+
+def test_what_follows_a_reduction_of_results_is_a_third_kernel() -> None:
+    x = step(EXTERN, 100, flops=0)
+    rows = step(REDUCTION, 10, x, depth=1, flops=0)
+    total = step(REDUCTION, 1, rows, depth=1, flops=0, is_separate=True)
+    scaled = step(POINTWISE, 100, x, total, depth=1, flops=0, is_output=True)
+    price([], [x, rows, total, scaled], COST)
+    assert times([rows, total, scaled]) == [LAUNCH_NS + 110, LAUNCH_NS + 11, LAUNCH_NS + 100 + 100 + 1]
+
+
+# -- registers of several kernels -------------------------------------------------------------------------------------
+
+
+def test_a_kernel_does_not_load_what_it_has_written() -> None:
+    """The first node's result goes to a product, and stays in registers for the second."""
+    first = step(POINTWISE, 50, input_reads=(X,), flops=0, is_materialised=True)
+    second = step(POINTWISE, 50, first, flops=0, is_output=True)
+    price([], [first, second, step(EXTERN, 10, first)], COST)
+    assert times([first, second]) == [LAUNCH_NS + 150, LAUNCH_NS + 50]
+
+
+def test_another_form_loads_what_its_operand_loads() -> None:
+    """A product of two casts in registers: the backward's later kernel loads both of the half as large originals."""
+    a, b = (step(EXTERN, 50, flops=0) for _ in range(2))
+    wide = [step(POINTWISE, 100, each, depth=1, flops=0) for each in (a, b)]
+    product = step(POINTWISE, 100, *wide, depth=1, flops=0)
+    readers = [step(POINTWISE, 10, product, depth=d, flops=0, is_output=True) for d in (1, 3)]
+    price([], [a, b, *wide, product, *readers], COST)
+    assert sum(times([*wide, product])) == 2 * (50 + 50)
+    assert times(readers) == [LAUNCH_NS + 10] * 2
+
+
+def test_a_part_is_written_into_the_concatenation_once() -> None:
+    """The other part is loaded, and both are not written twice."""
+    part = step(POINTWISE, 60, input_reads=(X,), flops=0, is_materialised=True)
+    other = step(EXTERN, 40, flops=0)
+    whole = step(POINTWISE, 100, part, other, depth=1, flops=0, is_materialised=True, parts=[part])
+    price([], [part, other, whole, step(EXTERN, 10, whole, depth=1)], COST)
+    assert times([part, whole]) == [LAUNCH_NS + 100 + 60, LAUNCH_NS + 40 + 40]
+
+
+def test_a_sum_that_the_next_one_reads_is_not_loaded_for_it_once_more() -> None:
+    """Saved, a residual sum is loaded by its norm's gradient; the next sum pays for its operands itself."""
+    a, b, c = (value(EXTERN, 100, flops=0) for _ in range(3))
+    total = value(POINTWISE, 100, a, b, depth=1, flops=0)
+    after = value(POINTWISE, 100, total, c, depth=2, flops=0)
+    steps = [step(POINTWISE, 10, each, depth=d, flops=0, is_output=True) for each, d in ((after, 3), (total, 5))]
+    price([a, b, c, total, after], steps, COST)
+    assert total.save_time_ns == 100 + 100
+
+
+# -- recomputed values ------------------------------------------------------------------------------------------------
+
+
+def test_a_recomputed_value_does_not_pay_for_what_its_gradients_kernel_loads() -> None:
+    """GELU: the gradient's kernel loads the operand for the derivative, and the value once more costs its write."""
+    x = value(EXTERN, 100, flops=0)
+    gelu = value(POINTWISE, 100, x, depth=1, flops=0, is_materialised=True)
+    gradient = step(POINTWISE, 100, x, depth=1, flops=0, is_output=True)
+    total = price([x, gelu], [gradient, step(EXTERN, 10, gelu, depth=1, flops=0)], COST)
+    assert times([gelu, gradient]) == [LAUNCH_NS + 100, LAUNCH_NS + 200]
+    assert total == LAUNCH_NS + (LAUNCH_NS + 100 + 100) + (LAUNCH_NS + 200) + LAUNCH_NS
+
+
+def test_the_backward_has_groups_of_its_own() -> None:
+    """Depths count kernels of libraries in both graphs: equal ones do not make a step share the forward's loads."""
+    forward = value(POINTWISE, 10, input_reads=(X,), depth=1, flops=0, is_output=True)
+    backward = step(POINTWISE, 10, input_reads=(X,), depth=1, flops=0, is_output=True)
+    assert price([forward], [backward], COST) == 2 * (LAUNCH_NS + 110)
+
+
 # -- saving -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_only_the_backward_needs_costs_the_forward_nothing_until_it_is_saved() -> None:
+    """The cosine for a sine: saved, the forward computes and writes it, and the backward loads it."""
+    x = value(EXTERN, 100, flops=0)
+    sine = value(POINTWISE, 100, x, depth=1, flops=1, is_output=True)
+    cosine = value(POINTWISE, 100, x, depth=1, flops=7, in_forward=False)
+    gradient = step(POINTWISE, 100, cosine, depth=1, flops=0, is_output=True)
+    total = price([x, sine, cosine], [gradient], COST)
+    assert total == LAUNCH_NS + (LAUNCH_NS + 200) + (LAUNCH_NS + 100)
+    assert (cosine.time_ns, cosine.save_time_ns) == (100, 7 + 100 + 100)
+
+
+def test_saving_has_the_work_for_sources_that_only_it_reads() -> None:
+    x = value(EXTERN, 100, flops=0)
+    alone = value(POINTWISE, 100, x, flops=3, depth=1, in_forward=False)
+    shared = value(POINTWISE, 100, x, flops=5, depth=1, in_forward=False)
+    saved = value(POINTWISE, 100, alone, shared, flops=7, depth=1, in_forward=False)
+    steps = [step(POINTWISE, 100, each, depth=1, flops=0, is_output=True) for each in (saved, shared)]
+    price([x, alone, shared, saved], steps, COST)
+    assert saved.save_time_ns == 100 + 7 + 100 + 100, "the first node loads x"
+    assert shared.save_time_ns == 5 + 100 + 100
 
 
 def test_saving_a_value_of_registers_costs_its_write_and_its_read() -> None:
@@ -255,6 +368,12 @@ def test_step_time_is_the_sum() -> None:
     found = price(nodes[:3], nodes[3:], COST)
     assert times(nodes) == [LAUNCH_NS + 7, 40, LAUNCH_NS + 4, LAUNCH_NS + 40, LAUNCH_NS + 9]
     assert found == sum(times(nodes))
+
+
+def test_a_sliced_call_costs_what_is_in_it() -> None:
+    """Its time is that of a graph of its own, in the step as when it is run again."""
+    call = value(EXTERN, 40, flops=7, inner_time_ns=12_345)
+    assert price([call], [], COST) == call.time_ns == 12_345
 
 
 def test_unit_cost_counts_the_kernels() -> None:

@@ -99,7 +99,7 @@ addmm: f64[64, 8] = aten.addmm(primals_3, primals_1, permute_6)
 gelu: f64[64, 8] = aten.gelu(addmm)
 snapshot_of_primals_2: f64[8, 8] = aten.clone(primals_2)
 snapshot_of_primals_3: f64[8] = aten.clone(primals_3)
-return gelu_1, primals_1, primals_4, snapshot_of_primals_2, snapshot_of_primals_3, gelu, add_1""",
+return gelu_1, primals_1, primals_4, snapshot_of_primals_2, snapshot_of_primals_3, gelu, mm""",
     )
     assert_expected_inline(
         lines_with(backward.graph, *words),

@@ -282,7 +282,8 @@ def test_the_lowest_plan_is_searched_for_with_prices_of_bytes_too(name: str) -> 
     """With times alone the search gets stuck: BERT on a GPU took 521.5 MiB at `min`, and 488.4 are enough."""
     planner = Planner(stored_problems()[name])
     lowest, by_time = planner.lowest(), planner._low_by_time
-    assert lowest.peak_bytes == planner._low_by_bytes.peak_bytes < 0.995 * by_time.peak_bytes
+    assert planner._low_by_bytes.peak_bytes < 0.995 * by_time.peak_bytes
+    assert lowest.peak_bytes * DEFAULT.same_peak <= planner._low_by_bytes.peak_bytes
     assert planner.within(lowest.peak_bytes).is_feasible
 
 

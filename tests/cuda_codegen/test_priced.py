@@ -1,0 +1,35 @@
+"""Prices count the bytes that fused kernels move, in Triton code for an H100: of single norms, and of models of several blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cuda_codegen.conftest import Job
+
+ERRORS = {"gpt": 0.01, "llama": -0.05, "bert": 0.02, "vit": 0.02, "resnet": -0.08, "unet": 0.11, "convnext": -0.39}
+"""Of models, the error of the bytes by prices, rounded away from 0.
+
+A price splits the loads of a kernel among its nodes before a plan is known: it cannot know which of a kernel's operands the plan
+saves.  ConvNeXt: its code copies whole tensors between layouts, and copies have no price.
+"""
+
+
+def error(row: dict[str, Any]) -> float:
+    return sum(row["priced"]) / sum(row["emitted"]) - 1
+
+
+@pytest.mark.full
+def test_prices_count_the_bytes_of_norms(job: Job) -> None:
+    """Within 2 % of the sum of both graphs."""
+    errors = {row["name"]: error(row) for row in job("tests.cuda_codegen.jobs.priced")}
+    assert len(errors) == 11
+    assert not {name: each for name, each in errors.items() if abs(each) > 0.02}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ERRORS)
+def test_prices_of_models_are_as_good_as_said(job: Job, name: str) -> None:
+    (row,) = job("tests.cuda_codegen.jobs.priced", name)
+    assert abs(error(row) - ERRORS[name]) < 0.02
