@@ -10,6 +10,7 @@ A pointwise node without a buffer is computed in the group of each of its reader
 registers loads its operands three times, where a sum in memory is written once and loaded three times.
 
 A step pays for what its own group reads, so a value that the backward computes again pays only for what no step of its group reads.
+A saved value of registers pays for the loads of gradients; a value that is written again, such as a norm's, pays for its own.
 A value that only the backward needs costs nothing until it is saved, and then the forward's work for it, or computed again.
 A buffer of the forward that Inductor writes only because an expression loads many buffers is not counted as one: it is in registers
 under a plan that saves one of the values in the expression.
@@ -116,7 +117,7 @@ def works_of(values: Sequence[Draft], steps: Sequence[Draft], cache_bytes: int) 
             continue
         works.again[draft] = _work(draft, reads_again, is_written=draft in backward_buffers)
         written_bytes = 0 if draft in forward_buffers else _written_bytes(draft, len(first[draft]))
-        num_reads = 0 if draft in backward_buffers else len(loading[draft] or again[draft])
+        num_reads = 0 if draft in backward_buffers else len(loading[draft])
         works.saving[draft] = (*early.get(draft, ()), *_saving(draft, written_bytes, num_reads))
     return works
 
@@ -173,7 +174,8 @@ Groups = Mapping[Draft, Collection[Group]]
 Leaves = Mapping[Draft, Mapping[Draft | str, int]]
 """For each node, the large buffers and inputs that a kernel loads to compute it in registers, with their bytes.
 
-Of a buffer it is the buffer itself, and so it is of a node that Inductor writes because its expression loads many buffers.
+Of a buffer it is the buffer itself.  So it is of a node that Inductor writes because its expression loads many buffers, and of any
+other node that is smaller than all that it loads: such a sum is the best to save.
 """
 
 
@@ -190,6 +192,8 @@ def _leaves(values: Sequence[Draft], steps: Sequence[Draft], buffers: Collection
         found[draft] = {name: nbytes for name, nbytes in draft.input_reads if nbytes * LARGE >= draft.nbytes > 0}
         for source in _large_sources(draft):
             found[draft] |= found[source]
+        if len(found[draft]) > 1 and draft.nbytes < sum(found[draft].values()):
+            found[draft] = {draft: draft.nbytes}
     return found
 
 
@@ -215,8 +219,8 @@ def _groups(
     forms.  The operands of any other node in registers are in those of its groups that stand between the same kernels of libraries
     as the node.
 
-    The third are groups of the backward that load the node if it is saved.  They lack those of a value with other operands, such as
-    the next sum of a residual stream: recomputed, that pays for its operands itself.
+    The third are groups of gradients that load the node if it is saved.  They lack those of a value that is written again, and those
+    of a value with other operands, such as the next sum of a residual stream: recomputed, these pay for their operands themselves.
     """
     drafts = (*values, *steps)
     stands = _own_groups(drafts)
@@ -235,8 +239,10 @@ def _groups(
             if runs_again:
                 passed_on = _passed_on(again[reader], own_again, is_form) if is_inlined else {own_again}
                 again[source] |= passed_on
-                if is_form or not (is_inlined and reader.in_forward):
+                if reader.in_backward:
                     loading[source] |= passed_on
+                elif is_inlined and loading[reader] and (is_form or not reader.in_forward):
+                    loading[source] |= _passed_on(loading[reader], own_again, is_form)
     in_registers = {draft for draft in drafts if draft.kernel == POINTWISE and draft not in buffers}
     return (
         {draft: first[draft] if draft in in_registers and first[draft] else {stands[draft]} for draft in drafts},
@@ -270,7 +276,7 @@ class _Reads:
     ) -> None:
         self.buffers, self.groups, self.cache_bytes = buffers, groups, cache_bytes
         self.leaves = leaves
-        self.seen = set() if seen is None else seen
+        self.seen, self.is_again = set() if seen is None else seen, seen is not None
         self.moved_bytes = 0
         self.written_at: dict[Draft, int] = {}
 
@@ -301,6 +307,15 @@ class _Reads:
                 for s in large
                 if s not in self.buffers and s.in_backward == draft.in_backward
                 for leaf, nbytes in self.leaves[s].items()
+            ]
+        if draft in self.buffers and not draft.in_backward:
+            # Saved sums in registers: recomputed, the node's kernel loads them.
+            loads += [
+                (leaf, nbytes, groups)
+                for s in large
+                if s not in self.buffers and self.is_again
+                for leaf, nbytes in self.leaves[s].items()
+                if leaf not in self.buffers
             ]
         read_bytes = cached_bytes = 0
         for source, nbytes, places in loads:

