@@ -219,8 +219,8 @@ def _groups(
     forms.  The operands of any other node in registers are in those of its groups that stand between the same kernels of libraries
     as the node.
 
-    The third are groups of gradients that load the node if it is saved.  They lack those of a value that is written again, and those
-    of a value with other operands, such as the next sum of a residual stream: recomputed, these pay for their operands themselves.
+    The third are groups of gradients that load the node if it is saved.  They lack those of a value that is written again, and
+    those of a value with other operands, such as the next sum of a residual stream: recomputed, these pay for their operands.
     """
     drafts = (*values, *steps)
     stands = _own_groups(drafts)
