@@ -108,9 +108,8 @@ def works_of(values: Sequence[Draft], steps: Sequence[Draft], cache_bytes: int) 
     reads_again = _Reads(buffers, again, leaves, cache_bytes, set(reads.seen))
     early = _forwards_work(values, steps, once)
     needed = _needed(values, steps)
-    for draft in sorted(
-        values, key=lambda value: value not in needed
-    ):  # the others never run again, and load for nobody
+    # Values that no step needs come last: they never run again, and load for nobody.
+    for draft in sorted(values, key=lambda value: value not in needed):
         if draft.is_snapshot:  # runs only if it is saved; the backward then reads it in place of the input
             copy = Work(is_written=True, moved_bytes=2 * draft.nbytes)
             works.again[draft], works.saving[draft] = copy, (copy,)
@@ -255,7 +254,7 @@ def _groups(
 
 
 def _passed_on(groups: set[Group], own: Group, is_form: bool) -> set[Group]:
-    """Those of the groups that compute a node in registers in which its operand is loaded; its own if there is none."""
+    """Returns those groups of a node in registers in which its operand is loaded; the node's own if there is none."""
     return (groups if is_form else {group for group in groups if group[:2] == own[:2]}) or {own}
 
 
@@ -308,12 +307,12 @@ class _Reads:
                 if s not in self.buffers and s.in_backward == draft.in_backward
                 for leaf, nbytes in self.leaves[s].items()
             ]
-        if draft in self.buffers and not draft.in_backward:
+        if self.is_again and draft in self.buffers and not draft.in_backward:
             # Saved sums in registers: recomputed, the node's kernel loads them.
             loads += [
                 (leaf, nbytes, groups)
                 for s in large
-                if s not in self.buffers and self.is_again
+                if s not in self.buffers
                 for leaf, nbytes in self.leaves[s].items()
                 if leaf not in self.buffers
             ]

@@ -67,16 +67,17 @@ def mark_separate_reductions(graph: DraftGraph) -> None:
         loops = _loops_of(draft, graph) if draft.kernel == REDUCTION else None
         if loops is not None:
             groups.setdefault((draft.depth, draft.in_backward), {})[draft] = loops
+    num_elements = {node.name: math.prod(_shape_of(node)) for node in graph.roots}
     for group in groups.values():
-        _mark(group, graph)
+        _mark(group, graph, num_elements)
     for draft in graph.by_node.values():
         if (
             draft.kernel == POINTWISE and draft.op.kind is OpKind.REDUCTION
-        ):  # unrolled: it needs several results of the other
+        ):  # unrolled: it needs several of the other's results
             draft.is_separate = bool(_reductions_read(draft, groups.get((draft.depth, draft.in_backward), {})))
 
 
-def _mark(group: Mapping[Draft, Loops], graph: DraftGraph) -> None:
+def _mark(group: Mapping[Draft, Loops], graph: DraftGraph, num_elements: Mapping[str, int]) -> None:
     """Set `is_separate` of the reductions between the same kernels of libraries."""
     read = {draft: _reductions_read(draft, group) for draft in group}
     for draft, own in group.items():
@@ -89,7 +90,7 @@ def _mark(group: Mapping[Draft, Loops], graph: DraftGraph) -> None:
                 own.mixes_with(group[row])
                 and row not in read[draft]
                 and draft not in read[row]
-                and not _large_loads(draft, graph).isdisjoint(_large_loads(row, graph))
+                and not _large_loads(draft, num_elements).isdisjoint(_large_loads(row, num_elements))
                 for row in rows
             )
 
@@ -151,10 +152,9 @@ def _reductions_read(draft: Draft, group: Collection[Draft]) -> set[Draft]:
     return seen.intersection(group)
 
 
-def _large_loads(draft: Draft, graph: DraftGraph) -> set[str]:
+def _large_loads(draft: Draft, num_elements: Mapping[str, int]) -> set[str]:
     """Names of the buffers and inputs of at least half of the operand's elements that a reduction loads."""
     least = math.prod(_shape_of(draft.node.all_input_nodes[0])) // 2
     of = operator.attrgetter("backward_expression" if draft.in_backward else "expression")
     names = {name for source in draft.sources for name in of(source).reads} | {name for name, _ in draft.input_reads}
-    large = {node.name for node in graph.roots if math.prod(_shape_of(node)) >= least}
-    return names & large
+    return {name for name in names if num_elements.get(name, -1) >= least}
