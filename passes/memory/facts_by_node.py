@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compile_remat._util.text_table import format_table
 from compile_remat._util.units import format_bytes
-from compile_remat.passes.memory.observed_plans import backward_levels, forward_levels
+from compile_remat.passes.memory.observed_plans import levels_by_node
 from compile_remat.passes.memory.plan_spans import Span, backward_spans, forward_spans
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.problem.facts import GraphFacts, RegionFacts
@@ -62,7 +62,7 @@ def node_facts(problem: Problem, plan: Plan, facts: RegionFacts) -> NodeTable:
     spans = forward_spans(found.simulator, found.batch), backward_spans(found.simulator, found.batch)
     made = {span.node.name for span in spans[0]}
     own = _buffers(spans[0]), _buffers(span for span in spans[1] if span.begin > 0 or span.node.name not in made)
-    levels = forward_levels(found), backward_levels(found)
+    levels = levels_by_node(found, plan.offloaded)
     graphs = zip((FORWARD, BACKWARD), own, levels, (facts.forward, facts.backward), strict=True)
     return NodeTable(row for graph in graphs for row in _rows(*graph))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.candidate_plan import Candidate
+from compile_remat.passes.memory.on_host import live_on_device
 from compile_remat.passes.memory.plan_spans import GRADIENT, OUTPUT, RECOMPUTED, SAVED, TEMPORARY
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.problem.duplication import original
@@ -24,7 +25,7 @@ from compile_remat.passes.problem.facts import (
     KernelFacts,
     RegionFacts,
 )
-from compile_remat.passes.problem.plan import Plan
+from compile_remat.passes.problem.plan import Offloaded, Plan
 from compile_remat.passes.problem.problem import POINTWISE, Origin, Problem, Step, Value
 
 WORKSPACE = "workspace"
@@ -62,8 +63,9 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
         return replace(stored, stored_again=_merged(before.stored_again, again, is_first), written=written)
     found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
     small_bytes = int(NOTEWORTHY * facts.peak_bytes)
-    forward = excess_at_nodes(facts.forward.kernels, forward_levels(found), small_bytes)
-    backward = _of_originals(found, excess_at_nodes(facts.backward.kernels, backward_levels(found), small_bytes))
+    forward_levels, backward_levels = levels_by_node(found, plan.offloaded)
+    forward = excess_at_nodes(facts.forward.kernels, forward_levels, small_bytes)
+    backward = _of_originals(found, excess_at_nodes(facts.backward.kernels, backward_levels, small_bytes))
     return replace(
         stored,
         forward_bytes=_sums(before.forward_bytes, forward),
@@ -165,21 +167,19 @@ def _may_be_inside(node: Value | Step) -> bool:
     return node.kernel == POINTWISE and node.nbytes > 0
 
 
-def forward_levels(found: Candidate) -> dict[str, int]:
-    """Maps each value of the forward to the live bytes of the simulated forward at the value's place."""
-    forward, batch = found.simulator.forward, found.batch
-    live = forward.live(forward.lifetimes(batch.used, batch.recomputed))[0].tolist()
-    return {value.name: live[v] for v, value in enumerate(found.simulator.problem.values) if value.in_forward}
+def levels_by_node(found: Candidate, offloaded: Sequence[Offloaded] = ()) -> tuple[dict[str, int], dict[str, int]]:
+    """Maps nodes to the simulated live bytes while they run: the values of the forward, then what the backward runs, in order.
 
-
-def backward_levels(found: Candidate) -> dict[str, int]:
-    """Maps each recomputed value and each step to the live bytes of the simulated backward there, in execution order."""
-    batch, problem = found.batch, found.simulator.problem
-    live = batch.live[0].tolist()
-    again = np.flatnonzero(batch.recomputed[:, 0]).tolist()
-    slots = {problem.values[v].name: int(batch.slots[v, 0]) for v in again}
+    Args:
+        found: The plan with all values kept.
+        offloaded: The saved values that it moves to the host.
+    """
+    live, batch, problem = live_on_device(found, offloaded), found.batch, found.simulator.problem
+    forward = {value.name: int(live.forward[v]) for v, value in enumerate(problem.values) if value.in_forward}
+    slots = {problem.values[v].name: int(batch.slots[v, 0]) for v in np.flatnonzero(batch.recomputed[:, 0]).tolist()}
     slots |= {step.name: int(batch.step_slots[0, b]) for b, step in enumerate(problem.steps)}
-    return {name: live[slots[name]] for name in sorted(slots, key=slots.__getitem__)}
+    backward = {name: int(live.backward[slots[name]]) for name in sorted(slots, key=slots.__getitem__)}
+    return forward, backward
 
 
 def _of_originals(found: Candidate, nbytes: Mapping[str, int]) -> dict[str, int]:

@@ -66,7 +66,7 @@ class PlanPictures:
 
     def step(self, plan: Plan) -> StepFigures:
         """Live bytes over the step, beside the live bytes of plain torch.compile or of the fastest plan."""
-        return figures_of_step(self._candidate(plan), (self.label, *self._other_levels()))
+        return figures_of_step(self._candidate(plan), (self.label, *self._other_levels()), plan.offloaded)
 
     def with_facts(self, facts: RegionFacts) -> PlanPictures:
         """Returns a copy with the facts observed of the plan's graphs."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from compile_remat.pages.figures import Curve, Kind, StepFigures, Tensor
 from compile_remat.passes.memory.buffers import Ints
 from compile_remat.passes.memory.candidate_plan import Candidate
+from compile_remat.passes.memory.on_host import live_on_device
 from compile_remat.passes.memory.plan_spans import (
     COPIES,
     GRADIENT,
@@ -23,6 +24,7 @@ from compile_remat.passes.memory.plan_spans import (
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.facts import Levels
+from compile_remat.passes.problem.plan import Offloaded
 from compile_remat.passes.problem.problem import Step, Value
 
 FORWARD_END = "end of the forward"
@@ -37,30 +39,36 @@ KINDS = {
 """The kind of each role of a buffer; buffers of any other role are temporary."""
 
 
-def figures_of_step(found: Candidate, other: tuple[str, Levels, Levels] | None = None) -> StepFigures:
+def figures_of_step(
+    found: Candidate, other: tuple[str, Levels, Levels] | None = None, offloaded: Sequence[Offloaded] = ()
+) -> StepFigures:
     """The figures of a plan's training step.
 
     Args:
-        found: The simulated plan.
+        found: The simulated plan, with all values kept.
         other: The plan to compare with: a label, and the live bytes of forward and backward.
+        offloaded: The saved values that the plan moves to the host.
+
+    Raises:
+        ValueError: See `live_on_device`.
     """
     simulator, batch = found.simulator, found.batch
-    forward = simulator.forward
-    live = forward.live(forward.lifetimes(batch.used, batch.recomputed))[0]
+    forward, live = simulator.forward, live_on_device(found, offloaded)
     spans = forward_spans(simulator, batch)
-    places = _shown(simulator, live)
+    places = _shown(simulator, live.forward)
     of_place = np.searchsorted(places, np.arange(forward.size + 1))  # the column of a place, or the next one
     last_slot = int(batch.step_slots[0, -1])
     in_backward = backward_spans(simulator, batch)
     names = [*(v.name for v in simulator.problem.values), FORWARD_END]
     columns = [names[place] for place in places] + _backward_names(found)
-    levels = np.concatenate([live[places], batch.live[0, : last_slot + 1]])
+    levels = np.concatenate([live.forward[places], live.backward])
     stops = of_place[[min(s.end + 1, forward.size) for s in spans]] - [s.end < forward.size for s in spans]
     recomputed = np.flatnonzero(batch.recomputed[:, 0])
     tensors = _tensors(
         [(s, int(of_place[s.begin]), int(stop)) for s, stop in zip(spans, stops, strict=True)],
         [(s, len(places) + s.begin, len(places) + min(s.end, last_slot)) for s in in_backward],
         frozenset(simulator.problem.values[v].name for v in recomputed),
+        {each.name: (int(of_place[each.release]) - 1, len(places) + each.fetch) for each in live.absent},
     )
     nodes: tuple[Value | Step, ...] = (*simulator.problem.values, *simulator.problem.steps)
     times_ns = {node.name: node.time_ns for node in nodes}
@@ -92,21 +100,31 @@ def _backward_names(found: Candidate) -> list[str]:
 
 
 def _tensors(
-    forward: Iterable[tuple[Span, int, int]], backward: Iterable[tuple[Span, int, int]], recomputed: frozenset[str]
+    forward: Iterable[tuple[Span, int, int]],
+    backward: Iterable[tuple[Span, int, int]],
+    recomputed: frozenset[str],
+    absent: Mapping[str, tuple[int, int]],
 ) -> tuple[Tensor, ...]:
-    """Buffers with their columns; a buffer that the forward hands to the backward is one tensor."""
-    forward = list(forward)
-    begins = {(s.node.name, s.role): begin for s, begin, _ in forward if s.role in (SAVED, OUTPUT, COPIES)}
-    made = [_tensor(s, begins.pop((s.node.name, s.role), begin), end, recomputed) for s, begin, end in backward]
+    """Buffers with their columns; a buffer that the forward hands to the backward is one tensor, but two if it leaves in between.
+
+    Args:
+        absent: For each saved value that waits on the host, its last column before, and its first one after.
+    """
+    leaves = {(name, SAVED): columns for name, columns in absent.items()}
+    forward = [(s, begin, leaves.get((s.node.name, s.role), (end, 0))[0]) for s, begin, end in forward]
+    backward = [(s, leaves.get((s.node.name, s.role), (0, begin))[1], end) for s, begin, end in backward]
+    handed = [each for each in forward if (each[0].node.name, each[0].role) not in leaves]
+    begins = {(s.node.name, s.role): begin for s, begin, _ in handed if s.role in (SAVED, OUTPUT, COPIES)}
+    made = [_tensor(s, begins.pop((s.node.name, s.role), begin), end, recomputed, absent) for s, begin, end in backward]
     made += [
-        _tensor(s, begin, end, recomputed)
+        _tensor(s, begin, end, recomputed, absent)
         for s, begin, end in forward
-        if s.role not in (SAVED, OUTPUT, COPIES) or (s.node.name, s.role) in begins
+        if s.role not in (SAVED, OUTPUT, COPIES) or (s.node.name, s.role) in begins.keys() | leaves.keys()
     ]
     return tuple(sorted((t for t in made if t.begin <= t.end), key=lambda t: (t.begin, -t.nbytes, t.name)))
 
 
-def _tensor(span: Span, begin: int, end: int, recomputed: frozenset[str]) -> Tensor:
+def _tensor(span: Span, begin: int, end: int, recomputed: frozenset[str], absent: Container[str]) -> Tensor:
     origin = span.node.origin
     return Tensor(
         span.node.name.removesuffix(SUFFIX),
@@ -114,7 +132,7 @@ def _tensor(span: Span, begin: int, end: int, recomputed: frozenset[str]) -> Ten
         KINDS.get(span.role, Kind.TEMPORARY),
         begin,
         end,
-        _fate(span, recomputed),
+        _fate(span, recomputed, absent),
         origin.shape,
         origin.dtype,
         origin.module_path,
@@ -122,7 +140,7 @@ def _tensor(span: Span, begin: int, end: int, recomputed: frozenset[str]) -> Ten
     )
 
 
-def _fate(span: Span, recomputed: frozenset[str]) -> str:
+def _fate(span: Span, recomputed: frozenset[str], absent: Container[str]) -> str:
     """Describes the use of a buffer in words that need no other context."""
     fates = {
         SAVED: "saved for the backward",
@@ -134,6 +152,8 @@ def _fate(span: Span, recomputed: frozenset[str]) -> str:
     }
     if span.role == RECOMPUTED and span.node.name.endswith(SUFFIX):
         return "computed a third time"
+    if span.role == SAVED and span.node.name in absent:
+        return "saved for the backward, on the host in between"
     if span.role in fates:
         return fates[span.role]
     return (

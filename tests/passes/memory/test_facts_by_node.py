@@ -26,7 +26,7 @@ def test_what_does_as_expected_does_not_differ(problem: Problem, rng: random.Ran
     """No node is told twice; each that runs has the bytes of the simulator on both sides."""
     chosen = any_plan(rng, problem)
     found = candidate_of(problem, chosen.saved, chosen.again)
-    rows = node_facts(problem, chosen.plan, facts_as_simulated(found))
+    rows = node_facts(problem, chosen.plan, facts_as_simulated(found, chosen.offloaded))
     keys = [(row.graph, row.node) for row in rows]
     assert len(set(keys)) == len(keys)
     for row in rows:

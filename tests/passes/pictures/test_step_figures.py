@@ -1,5 +1,6 @@
 """Live bytes column by column are what the simulator adds up, for any plan of any problem."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -7,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_remat.pages.figures import Kind
+from compile_remat.passes.memory.on_host import live_on_device
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.pictures.step_figures import aligned, figures_of_step
+from compile_remat.passes.problem.plan import Offloaded
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, Origin, Problem, Step, Value
+from tests.oracles.observed_facts import any_plan
 from tests.oracles.random_problems import problems
 
 
@@ -93,3 +97,27 @@ def test_a_plan_is_compared_with_itself() -> None:
     again = figures_of_step(candidate_of(chain(), ["a"], ()), ("itself", levels[:4], levels[4:]))
     assert again.other is not None and again.other.live_bytes == figures.live_bytes
     assert replace(again, other=None) == figures
+
+
+def test_a_value_on_the_host_takes_no_memory_in_between() -> None:
+    figures = figures_of_step(candidate_of(chain(), ["a", "b"], ()), offloaded=[Offloaded("a", "out", "g1")])
+    assert figures.columns == ("a", "b", "out", "end of the forward", "g0", "g1", "output")
+    assert figures.areas[Kind.SAVED] == (10, 30, 20, 20, 20, 10, 0)
+    found = [(t.begin, t.end, t.fate) for t in figures.tensors if t.name == "a"]
+    fate = "saved for the backward, on the host in between"
+    assert found == [(0, 1, fate), (5, 5, fate)]
+
+
+@given(problems, st.randoms(use_true_random=False))
+def test_the_areas_of_a_plan_with_copies_add_up(problem: Problem, rng: random.Random) -> None:
+    chosen = any_plan(rng, problem)
+    found = candidate_of(problem, chosen.saved, chosen.again)
+    figures = figures_of_step(found, offloaded=chosen.offloaded)
+    assert max(figures.live_bytes) == live_on_device(found, chosen.offloaded).peak_bytes
+    own = np.zeros(len(figures.columns) + 1, dtype=np.int64)
+    for tensor in figures.tensors:
+        if tensor.kind is Kind.SAVED:
+            own[tensor.begin] += tensor.nbytes
+            own[tensor.end + 1] -= tensor.nbytes
+    assert tuple(np.cumsum(own)[:-1].tolist()) == figures.areas[Kind.SAVED]
+    assert min(figures.areas[Kind.TEMPORARY], default=0) >= 0
