@@ -188,8 +188,16 @@ class Search:
         most = int(units) // (self.simulator.num_values + self.simulator.num_steps)
         if most and not self.work.is_spent:
             mask = self.operands.faster(mask, limit_bytes, most)
-        rise_ns = self.options.spared_share * self.problem.step_time_ns if self.close_gap else 0.0
-        return spared(self.simulator, self.pinned, mask, limit_bytes, rise_ns)
+        return self.spared(mask, limit_bytes)
+
+    def spared(self, mask: Bools, limit_bytes: int) -> Bools:
+        """Returns `mask`, whose peak is at most `limit_bytes`, with fewer recomputed operations, see `moves.operands.spared`."""
+        return spared(self.simulator, self.pinned, mask, limit_bytes, self.spared_rise_ns)
+
+    @property
+    def spared_rise_ns(self) -> float:
+        """The time by which a plan may be slower if its backward is spared operations."""
+        return self.options.spared_share * self.problem.step_time_ns if self.close_gap else 0.0
 
     def from_below(self, mask: Bools, budget_bytes: int) -> Bools:
         """Returns `mask`, which fits, or a faster plan from plans for lower budgets; the search for this budget found none."""

@@ -121,6 +121,14 @@ class Around:
             found = better
         return found
 
+    def spared(self, found: Found) -> Found:
+        """The same copies with fewer recomputed operations, if that counts as no slower."""
+        search = self.planner.search
+        saved = search.spared(found.saved, search.peak(found.saved))
+        fewer = self._moving(saved, {each.value for each in found.made.moved})
+        most_ns = found.time_ns + search.spared_rise_ns
+        return fewer if fewer is not None and fewer.time_ns <= most_ns else found
+
     def _found(self, saved: Bools, curve: StepCurve, made: Transfers) -> Found:
         kept_ns = self.planner.search.time(saved) - self.planner.fastest_time_ns
         return Found(saved, curve, made, kept_ns + made.stall_ns)
@@ -200,7 +208,10 @@ class Around:
         simulator = Simulator(self._without(curve, buffers), self.planner.work)
         pinned = search.pinned | saved & np.isin(np.arange(len(saved)), list(away))
         local = LocalSearch(simulator, search.searcher.pool, pinned, search.searcher.weight, search.options)
-        saved = local.run(saved, self.budget_bytes, search.options.rounds)
+        return self._moving(local.run(saved, self.budget_bytes, search.options.rounds), away)
+
+    def _moving(self, saved: Bools, away: Collection[int]) -> Found | None:
+        """The plan that moves those of some values that it saves; None if it moves nothing or does not fit."""
         curve = self.planner.curve(saved)
         made = transfers_of(curve, [each for each in curve.movable if each.value in away], self.link, self.budget_bytes)
         fits = made.peak_bytes <= self.budget_bytes and made.host_bytes(self.link) <= self.link.host_bytes

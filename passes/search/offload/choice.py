@@ -101,9 +101,11 @@ class Offload:
             start = planner.saved_at_once(larger_bytes)
             starts = [] if start is None else [start]
             best = around.best_of([*starts, *self._low_starts] if is_low else starts, self._is_close(budget_bytes))
-            if best is None or self._is_close(budget_bytes)(best, planner.options.close_gap):
-                return best
-            return around.improved(best)
+            if best is None:
+                return None
+            if not self._is_close(budget_bytes)(best, planner.options.close_gap):
+                best = around.improved(best)
+            return around.spared(best)
 
     def _is_close(self, budget_bytes: int) -> Callable[[Found, float], bool]:
         """Returns a function that says of a plan whether its time is close to that of the fastest one, by the cuts' bound."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.common import synthetic
 from compile_remat.passes import Link, Plan, Planner, Problem
+from compile_remat.passes.problem.problem import POINTWISE, REDUCTION, Value
 from compile_remat.passes.search.offload.transfers import transfers_of
 from tests.oracles.exact_plans import all_plans
 from tests.oracles.random_problems import Shape, chain, seeded_problem
@@ -74,6 +76,22 @@ def test_layers_on_a_fast_link_recompute_less_and_the_bound_follows() -> None:
     assert plan.offloaded and plan.peak_bytes <= budget_bytes and plan.stall_time_ns >= 0
     assert plan.bound_time_ns <= some.bound_time_ns <= without.bound_time_ns
     assert plan.bound_time_ns <= plan.extra_time_ns
+
+
+def test_a_plan_with_copies_saves_a_result_in_place_of_its_operand() -> None:
+    """Saving the operand would be free, too, but it costs the backward an operation."""
+    layers = synthetic.equal_layers(8)
+    count = len(layers.values)
+    values = (
+        *layers.values,
+        Value("count", 4, REDUCTION, (0,), 2000, position=count),
+        Value("as_float", 4, POINTWISE, (count,), 0, position=count + 1, save_time_ns=1),
+    )
+    loss = replace(layers.steps[0], reads=(*layers.steps[0].reads, count + 1))
+    problem = replace(layers, values=values, steps=(loss, *layers.steps[1:]))
+    budget_bytes = int(0.75 * Planner(problem).fastest().peak_bytes)
+    plan = planned(problem, Link(50 * 10**9, 50 * 10**9, 1 << 50), budget_bytes)
+    assert plan.offloaded and {"count", "as_float"}.intersection(plan.saved) == {"as_float"}
 
 
 def test_host_memory_is_a_limit() -> None:
