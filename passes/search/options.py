@@ -189,9 +189,9 @@ class SearchOptions:
     max_floor_perturbations: int = 64
     perturbation_work: int = 12_000
     perturbation_width: int = 8
-    perturbation_patience: int = 8
-    max_perturbations: int = 16
-    faster_work: int = 2400
+    perturbation_patience: int = 12
+    max_perturbations: int = 24
+    faster_work: int = 4800
     perturbation_target: float = 0.9
     recursive_segment_cuts: int = 100
     recursive_parts: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 12)

@@ -15,7 +15,7 @@ segments of any graph.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from compile_remat.passes.memory.candidate_plan import Candidate, candidate, has
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.problem import Problem
+from compile_remat.passes.search.moves import perturbation
 from compile_remat.passes.search.moves.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable
@@ -207,9 +208,21 @@ class Recursion:
 
     def improved(self, found: Candidate, budget_bytes: int) -> Candidate:
         """The plan after local search for a budget, which the plan may still exceed; the values computed twice stay the same."""
-        searcher = search_on(found, self.simulator.problem, self.pinned, self.weight, self.options)
         options = self.options
-        mask = searcher.run(found.saved, budget_bytes, options.min_peak_rounds, options.strict_factor)
+        return self._searched(
+            found, lambda on: on.run(found.saved, budget_bytes, options.min_peak_rounds, options.strict_factor)
+        )
+
+    def shaken(self, found: Candidate) -> Candidate:
+        """The plan, or a lower one from its random neighbours; the values computed twice stay the same."""
+        options = self.options
+        return self._searched(
+            found, lambda on: perturbation.lower(on, found.saved, options.rounds, options.strict_factor)
+        )
+
+    def _searched(self, found: Candidate, search: Callable[[LocalSearch], Bools]) -> Candidate:
+        searcher = search_on(found, self.simulator.problem, self.pinned, self.weight, self.options)
+        mask = search(searcher)
         self.simulations += searcher.simulations
         return replace(found, saved=mask, batch=found.simulator.one(mask))
 

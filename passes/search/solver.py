@@ -349,6 +349,8 @@ class Planner:
         found = self._once(self.minimum_peak.found[0]) if recursive is None else recursive
         with self.work.search():
             pressed = min(map(self._pressed, [found, *self._known]), key=lambda each: each.peak_bytes)
+            if pressed.again and self.options.uses_perturbation and not self.search.is_lowest(pressed.peak_bytes):
+                pressed = self._recursion.shaken(pressed)
         return pressed if pressed.peak_bytes < found.peak_bytes * self.options.same_peak else found
 
     def _settled(self, lowest: Candidate) -> Candidate:

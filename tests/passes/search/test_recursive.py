@@ -157,6 +157,23 @@ def test_the_lowest_that_was_seen_is_kept(
     assert seen[asked_bytes] == expected
 
 
+def uneven_chain(length: int, seed: int) -> Problem:
+    """A chain whose values have different sizes."""
+    problem, drawn = chain(length, nbytes=100), random.Random(seed)
+    values = tuple(replace(value, nbytes=drawn.choice([100, 200, 300, 500, 800])) for value in problem.values)
+    return replace(problem, values=values)
+
+
+@pytest.mark.parametrize("seed", [16, 21, 22])
+def test_random_neighbours_of_the_lowest_recursive_plan_are_lower(seed: int) -> None:
+    planner = Planner(uneven_chain(40, seed))
+    recursive = planner._lowest_recursive
+    assert recursive is not None
+    pressed, lowest = planner._pressed(recursive), planner.lowest()
+    assert lowest.again == pressed.again and lowest.peak_bytes < pressed.peak_bytes
+    assert timeline(planner.problem, lowest).peak_bytes == lowest.peak_bytes
+
+
 def test_only_where_the_budget_asks_for_it() -> None:
     planner = Planner(chain(DEEP, nbytes=1000, time_ns=10))
     once, lowest = planner.lowest(once=True), planner.lowest()
