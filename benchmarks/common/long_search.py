@@ -59,6 +59,6 @@ def long_search(problem: Problem, plan: Plan, times: int = 20) -> Candidate:
 
 
 def _from_start(problem: Problem, budget_bytes: int | None, most: int) -> Candidate:
-    planner = Planner(problem, MANY, is_over=lambda: planner.search.simulations >= most, options=PATIENT)
+    planner = Planner(problem, MANY, is_over=lambda: planner.simulations >= most, options=PATIENT)
     plan = planner.lowest() if budget_bytes is None else planner.within(budget_bytes)
     return candidate(problem, planner.mask_of(plan.saved), plan.again)

@@ -78,7 +78,13 @@ class Recursion:
         self.inner: dict[Key, tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
         self._known: OrderedDict[tuple[bytes, bytes], Candidate] = OrderedDict()
         self.table = SegmentTable(self._with_recursive(self.segments.charging_whole_frontiers()).values())
-        self.simulations = self.segments.simulations
+        self._ended = self.segments.simulations  # plans tried before the search that runs now
+        self._running: LocalSearch | None = None
+
+    @property
+    def simulations(self) -> int:
+        """Number of plans tried so far."""
+        return self._ended + (0 if self._running is None else self._running.simulations)
 
     def within(self, budget_bytes: int) -> Candidate | None:
         """The fastest plan found within the budget; None if there is none."""
@@ -183,7 +189,7 @@ class Recursion:
                 kept |= self.segments.union([end - 1 for end in ends])
         base = self.simulator.one(saved)
         twice &= base.recomputed[:, 0] & ~kept & self._may_run_again
-        self.simulations += 2
+        self._ended += 2
         return self._simulated(saved, twice), base
 
     def _simulated(self, saved: Bools, twice: Bools) -> Candidate:
@@ -222,8 +228,10 @@ class Recursion:
 
     def _searched(self, found: Candidate, search: Callable[[LocalSearch], Bools]) -> Candidate:
         searcher = search_on(found, self.simulator.problem, self.pinned, self.weight, self.options)
+        self._running = searcher
         mask = search(searcher)
-        self.simulations += searcher.simulations
+        self._ended += searcher.simulations
+        self._running = None
         return replace(found, saved=mask, batch=found.simulator.one(mask))
 
 

@@ -180,6 +180,12 @@ class Planner:
         is_faster = plan.extra_time_ns < found.extra_time_ns
         return plan if is_faster or found.status is Status.OVER_BUDGET else found
 
+    @property
+    def simulations(self) -> int:
+        """Number of plans tried so far."""
+        recursion: Recursion | None = vars(self).get("_recursion")  # it is built when it is first needed
+        return self.search.simulations + (0 if recursion is None else recursion.simulations)
+
     def curve(self, saved: Bools) -> StepCurve:
         """The step along time of the plan that saves the values in a mask, and computes no value three times."""
         return curve_of(self._once(saved))
