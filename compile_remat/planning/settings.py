@@ -151,8 +151,8 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
     if config.cost_model == "profile":
         _check_is_here(config.device, device, place)
     link = link_of(config, device)
-    if link is not None and agreement is not None:
-        agreement.offer_host(link.host_bytes)
+    if config.offload != "off" and agreement is not None:
+        agreement.offer_host(0 if link is None else link.host_bytes)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     gradient_bytes = free_memory.trainable_bytes(example_inputs)
     if from_auto:
@@ -180,7 +180,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
         inputs_are_constant=config.inputs == "constant",
         joint_passes=config.joint_passes or (),
-        link=_agreed(link, agreement),
+        link=_agreed(link, agreement if config.offload != "off" else None),
     )
     return without_failed_copies(with_plain_bytes(settings))
 
@@ -221,9 +221,20 @@ def link_of(config: RematConfig, device: Device) -> Link | None:
 
 
 def _agreed(link: Link | None, agreement: Agreement | None) -> Link | None:
-    """Returns the link with the smallest host memory of all ranks, so that their plans are equal; waits for none without a link."""
-    nbytes = None if agreement is None or link is None else agreement.smallest_host()
-    return link if link is None or nbytes is None else replace(link, host_bytes=nbytes)
+    """Returns the link with the smallest host memory of all ranks, so that their plans are equal.
+
+    Returns None, with a warning, if another rank can move nothing.
+
+    Args:
+        agreement: None if there are no other ranks to ask.
+    """
+    nbytes = None if agreement is None else agreement.smallest_host()
+    if link is None or nbytes is None:
+        return link
+    if nbytes < LEAST_BYTES:
+        warn(f"{MOVES_NOTHING}another rank has no host memory for it, and the plans of all ranks are equal")
+        return None
+    return replace(link, host_bytes=nbytes)
 
 
 def offloads(config: RematConfig) -> bool:

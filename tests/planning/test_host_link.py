@@ -31,6 +31,20 @@ def test_ranks_are_asked_for_host_memory_where_something_may_leave(monkeypatch: 
     assert link is not None and link.host_bytes == GIB and asked
 
 
+@pytest.mark.parametrize(("own", "other", "told"), [("2GiB", 0, 2 * GIB), ("512KiB", 2 * GIB, 0)])
+def test_nothing_leaves_where_a_rank_has_no_memory_for_it(
+    own: str, other: int, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both tell the others, and both warn: plans with copies on some ranks alone would differ."""
+    agreement, offered = Agreement(None, Place("f #1.0", is_first=True), "g", 0), list[int]()
+    monkeypatch.setattr(Agreement, "offer_host", lambda self, nbytes: offered.append(nbytes))
+    monkeypatch.setattr(Agreement, "smallest_host", lambda self: min(*offered, other))
+    config = RematConfig(memory_budget=MemoryBudget("min"), offload="auto", host_memory=own, device="h100-sxm")
+    with pytest.warns(UserWarning, match="offload = auto moves nothing"):
+        assert settings_for(config, [], agreement).link is None
+    assert offered == [told]
+
+
 def test_the_devices_bandwidth_and_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     device, free_bytes = load_device("h100-sxm"), host_free_bytes()
     assert free_bytes is not None and free_bytes > GIB

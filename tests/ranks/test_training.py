@@ -46,10 +46,12 @@ def test_every_rank_has_the_same_plans_and_the_losses_of_eager_mode(two: Ranks, 
 
 
 @pytest.mark.full
-def test_ranks_send_the_same_tensors_to_hosts_with_other_free_memory(two: Ranks) -> None:
-    (first, moved), (second, also) = two(jobs.moving, [256 * MIB, 96 * MIB])
+@pytest.mark.parametrize("second_bytes", [96 * MIB, MIB // 2], ids=["less", "none for a tensor"])
+def test_ranks_send_the_same_tensors_to_hosts_with_other_free_memory(two: Ranks, second_bytes: int) -> None:
+    (first, moved), (second, also) = two(jobs.moving, [256 * MIB, second_bytes])
     assert_like_eager([first, second], two(trained, "ddp", None, jobs.LARGE_ROWS))
-    assert moved == also != []
+    assert moved == also
+    assert bool(moved) == (second_bytes > MIB)
 
 
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
