@@ -31,9 +31,8 @@ UNARY_OPS = (
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add", "scatter")
 """`InductorRules.scatters`: gradients of pooling, of an embedding, of ``gather``, of indexing, of ``sort`` and of a maximum."""
 
-SPLIT_BELOW, UNSPLIT_LENGTH = 2 * 132, 8192
-"""`InductorRules.split_below` and `unsplit_length` of a GPU: Inductor compares with twice the device's multiprocessors, and 132 are
-those of an H100 and an H200; from compute capability 10 on its least length is 524,288."""
+MULTIPROCESSORS, CAPABILITY = 132, 9
+"""Multiprocessors and major compute capability that rules assume without a GPU: those of an H100 and an H200."""
 
 WINDOW_READERS = (
     "_low_memory_max_pool_with_offsets",
@@ -145,6 +144,7 @@ def inductor_rules(device_type: str) -> InductorRules:
     from torch._inductor import config
 
     is_cpu = device_type == "cpu"
+    multiprocessors, capability = (0, 0) if is_cpu else _gpu_figures()  # reading a GPU's figures takes memory of it
     return InductorRules(
         max_reads=_max_reads(is_cpu),
         max_reads_if_reused=int(config.realize_reads_threshold),
@@ -163,10 +163,18 @@ def inductor_rules(device_type: str) -> InductorRules:
         unrolled_below=int(config.unroll_reductions_threshold),
         unrolls_to_one=not is_cpu,
         unfused_scatter_dtypes=tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
-        split_below=0 if is_cpu or not config.split_reductions else SPLIT_BELOW,
-        unsplit_length=UNSPLIT_LENGTH,
+        split_below=2 * multiprocessors if config.split_reductions else 0,
+        unsplit_length=524_288 if capability >= 10 else 8192,
         mixes_reductions=not is_cpu and bool(getattr(config.triton, "mix_order_reduction", False)),
     )
+
+
+def _gpu_figures() -> tuple[int, int]:
+    """Returns the multiprocessors and the major compute capability of the current GPU, or assumed ones without a GPU."""
+    if not torch.cuda.is_available():
+        return MULTIPROCESSORS, CAPABILITY
+    properties = torch.cuda.get_device_properties()
+    return int(properties.multi_processor_count), int(properties.major)
 
 
 def _scatters(is_cpu: bool) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -304,10 +305,16 @@ def test_window_readers(name: str) -> None:
     assert of_two == of_one + 1
 
 
-def test_split_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor asks an H100 of this size whether it splits a reduction, and gets one part for each other number of results."""
-    h100 = DeviceProperties("cuda", 0, 132, 90, major=9, max_threads_per_multi_processor=2048, warp_size=32)
-    monkeypatch.setattr(DeviceProperties, "create", lambda device: h100)
+@pytest.mark.parametrize(("multiprocessors", "major"), [(132, 9), (108, 8), (148, 10)], ids=["H100", "A100", "B200"])
+def test_split_below(multiprocessors: int, major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor asks a GPU of this size whether it splits a reduction, and gets one part for each other number of results."""
+    figures = DeviceProperties(
+        "cuda", 0, multiprocessors, 10 * major, major=major, max_threads_per_multi_processor=2048, warp_size=32
+    )
+    monkeypatch.setattr(DeviceProperties, "create", lambda device: figures)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    of_torch = SimpleNamespace(multi_processor_count=multiprocessors, major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: of_torch)
     rules = inductor_rules("cuda")
 
     def is_split(length: int, num_results: int) -> bool:
@@ -317,9 +324,13 @@ def test_split_below(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_split(rules.unsplit_length + 1, rules.split_below - 1)
     assert not is_split(rules.unsplit_length, rules.split_below - 1)
     assert not is_split(rules.unsplit_length + 1, rules.split_below)
-    assert inductor_rules("cpu").split_below == 0
     with config.patch(split_reductions=False):
         assert inductor_rules("cuda").split_below == 0
+
+
+def test_without_a_gpu_reductions_are_split_as_on_an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (inductor_rules("cuda").split_below, inductor_rules("cuda").unsplit_length) == (264, 8192)
 
 
 def test_mixes_reductions() -> None:
