@@ -313,8 +313,8 @@ def test_split_below(multiprocessors: int, major: int, monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(DeviceProperties, "create", lambda device: figures)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    of_torch = SimpleNamespace(multi_processor_count=multiprocessors, major=major)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: of_torch)
+    of_torch = SimpleNamespace(multi_processor_count=multiprocessors, major=major, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: of_torch)
     rules = inductor_rules("cuda")
 
     def is_split(length: int, num_results: int) -> bool:
