@@ -1,11 +1,12 @@
-"""Bytes that fused kernels move, priced and emitted: python -m tests.cuda_codegen.jobs.priced [NAME ...]
+"""Bytes that fused kernels move, priced and emitted: python -m tests.cuda_codegen.jobs.priced [--budget max] [NAME ...]
 
 Prints a line of JSON for each norm, or for each model of `benchmarks.models.codegen` if these are named: bytes of the emitted code,
-and of the prices of its plan (`max`).
+and of the prices of its plan for the budget.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -101,7 +102,7 @@ def of_norm(module: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable
     return make
 
 
-def row(name: str, make: Callable[[], Any]) -> dict[str, Any]:
+def row(name: str, make: Callable[[], Any], budget: str) -> dict[str, Any]:
     import torch
 
     import compile_remat
@@ -122,7 +123,7 @@ def row(name: str, make: Callable[[], Any]) -> dict[str, Any]:
         return made.train(), list(casts)
 
     with traffic.recorded() as found, mock.patch.object(build, "price", price):
-        step.compile_step(model, step.ours("max"))
+        step.compile_step(model, step.ours(budget))
     emitted = {
         is_backward: sum(kernel.moved_bytes for kernel in kernels if kernel.kind == "fused")
         for is_backward, kernels in found.kernels.items()
@@ -131,11 +132,15 @@ def row(name: str, make: Callable[[], Any]) -> dict[str, Any]:
     return {"name": name, "emitted": [emitted[b] for b in (False, True)], "priced": [*by_prices.values()]}
 
 
-def main(names: list[str]) -> None:
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", default="max")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    arguments = parser.parse_args(argv)
     install()
     of_norms = {name: of_norm(*each) for name, each in norms().items()}
-    for name in names or of_norms:
-        print(json.dumps(row(name, (of_norms | models())[name])), flush=True)
+    for name in arguments.names or of_norms:
+        print(json.dumps(row(name, (of_norms | models())[name], arguments.budget)), flush=True)
 
 
 if __name__ == "__main__":
