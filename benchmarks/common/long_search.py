@@ -15,7 +15,6 @@ PATIENT = SearchOptions(
     wide_gap=0.0,
     rounds=8,
     rounding_starts=12,
-    continuation_rounds=3,
     window_rounds=12,
     operand_rounds=10,
     operand_share=0.2,

@@ -61,8 +61,6 @@ class SearchOptions:
         tiling_offsets: Most tilings simulated for each length of segment.
         segment_labels: Labels (prefix bytes, time) kept per cut by the dynamic programme, spread evenly over the bytes.
         segment_rounds: Most corrections of segment costs for one budget.
-        continuation_step: Ratio of each budget of the continuation to the budget before it.
-        continuation_rounds: Rounds of local search at each of these budgets: two took half as long again and found little more.
         most_operands: Most values of one kernel whose pairs are flipped together.
         operand_rounds: Most rounds of flips of such pairs on the plan that a search has found.
         operand_share: Simulating these flips may take this part of the work that the search took before.
@@ -162,8 +160,6 @@ class SearchOptions:
     tiling_offsets: int = 6
     segment_labels: int = 160
     segment_rounds: int = 4
-    continuation_step: float = 0.87
-    continuation_rounds: int = 1
     most_operands: int = 24
     operand_rounds: int = 3
     operand_share: float = 0.02

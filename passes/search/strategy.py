@@ -18,7 +18,6 @@ from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.bounds.floor import least_peak_bytes
 from compile_remat.passes.search.bounds.lp_bound import LpBound, at_the_begin
 from compile_remat.passes.search.bounds.moment_bound import MomentBound, Proof
-from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.moves import perturbation
 from compile_remat.passes.search.moves.local_search import LocalSearch, search_pool
@@ -157,12 +156,8 @@ class Search:
         """
         options = self.options
         gap = options.wide_gap if self.uses_moments else None
-        if self.uses_moments:
-            if self.is_open(mask, budget_bytes):
-                mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
-        if self.is_open(mask, budget_bytes, gap):
-            start = self.warm_starts.start(budget_bytes)
-            mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
+        if self.uses_moments and self.is_open(mask, budget_bytes):
+            mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
         if self.is_open(mask, budget_bytes):
             for weight_factor in (1.0, options.strict_factor):
                 crossed = cross(self.searcher, mask, self.levels, budget_bytes, weight_factor)
@@ -282,13 +277,6 @@ class Search:
     def operands(self) -> OperandMoves:
         """Flips of the operands of each kernel."""
         return OperandMoves(self.simulator, self.pinned, self.options)
-
-    @property
-    def warm_starts(self) -> Continuation:
-        """The chain of plans for ever smaller budgets."""
-        return self.work.shared(
-            "continuation", lambda: Continuation(self.searcher, self.levels, self.peak(self.levels[0]))
-        )
 
     @property
     def uses_moments(self) -> bool:

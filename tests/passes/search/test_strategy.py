@@ -35,4 +35,3 @@ def test_plans_for_other_budgets_are_starts_where_much_stays_open(
     monkeypatch.setattr(Search, "candidates", candidates)
     search.improved(mask, budget_bytes)
     assert asked == ([int(budget_bytes * search.options.lower_target)] if is_asked else [])
-    assert ("continuation" in search.work._shared) is is_asked
