@@ -146,7 +146,7 @@ POOLING = {
     "adaptive_max_pool": "F.adaptive_max_pool2d({0}, ({0}.shape[-2] - 1, {0}.shape[-1] // 2))",
     "max_pool3d": "F.max_pool3d({0}.unsqueeze(0), (1, 2, 2)).squeeze(0)",
     "overlapping_max_pool": "F.max_pool2d({0}, 2, stride=1)",
-    "max_unpool": "F.max_unpool2d(*F.max_pool2d({0}, 2, return_indices=True), 2)",
+    "max_unpool": "F.max_unpool2d(*F.max_pool2d({0}, 2, return_indices=True), 2, output_size={0}.shape[-2:])",
 }
 """The backward reads indices into windows, or offsets."""
 
