@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase
+from hypothesis.errors import UnsatisfiedAssumption
 from hypothesis.strategies import SearchStrategy
 from torch._inductor import config as inductor_config
 
@@ -104,6 +105,8 @@ def run(entry: str, compiler: str, examples: int, seed: int, is_lowered: bool = 
             return
         try:
             outcomes = check(trial)
+        except UnsatisfiedAssumption:  # torch cannot train the program either
+            raise
         except Exception as error:
             known[literal] = error
             result.keep(first_line(error), literal)
