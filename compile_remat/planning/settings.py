@@ -151,8 +151,11 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
     if config.cost_model == "profile":
         _check_is_here(config.device, device, place)
     link = link_of(config, device)
-    if config.offload != "off" and agreement is not None:
-        agreement.offer_host(0 if link is None else link.host_bytes)
+    of_hosts = (
+        None if config.offload == "off" else agreement
+    )  # a question waits for all ranks: whoever moves nothing asks none
+    if of_hosts is not None:
+        of_hosts.offer_host(0 if link is None else link.host_bytes)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     gradient_bytes = free_memory.trainable_bytes(example_inputs)
     if from_auto:
@@ -180,7 +183,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
         inputs_are_constant=config.inputs == "constant",
         joint_passes=config.joint_passes or (),
-        link=_agreed(link, agreement if config.offload != "off" else None),
+        link=_agreed(link, of_hosts),
     )
     return without_failed_copies(with_plain_bytes(settings))
 

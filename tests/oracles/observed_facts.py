@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,8 +27,8 @@ class Chosen:
 
     @property
     def plan(self) -> Plan:
-        chosen = Plan("", Status.FEASIBLE, None, self.saved, (), 0, 0, 0, 0, 0, 0, 0, again=self.again)
-        return replace(chosen, offloaded=self.offloaded)
+        figures = (0,) * 7
+        return Plan("", Status.FEASIBLE, None, self.saved, (), *figures, again=self.again, offloaded=self.offloaded)
 
 
 def any_plan(rng: random.Random, problem: Problem) -> Chosen:
